@@ -1,0 +1,45 @@
+/* Instantiates the kernels of one instruction set for float and double and makes its table.
+ * Expects MPQ_ISA_NAME and the group operations of one mpq_simd_*.h. */
+#include <float.h>
+
+#include "mpq_cast.h"
+
+#define REAL float
+#define WORD uint32_t
+#define SIGN_BIT UINT32_C(0x80000000)
+#define INFINITY_WORD UINT32_C(0x7F800000)
+#define NAN_WORD UINT32_C(0x7FC00000)
+#define NORMAL_MIN 0x1p-126f
+#define REAL_MAX FLT_MAX
+#define LIFT 0x1p64f    /* takes the smallest subnormal into the normal range */
+#define SUBNORMAL_MIN 0x1p-149f
+#define SINK 0x1p-64f   /* takes a sum of the largest values below overflow */
+#define FN(name) name##_f32
+#include "mpq_codec.inc"
+#include "mpq_undef.h"
+
+#define REAL double
+#define WORD uint64_t
+#define SIGN_BIT UINT64_C(0x8000000000000000)
+#define INFINITY_WORD UINT64_C(0x7FF0000000000000)
+#define NAN_WORD UINT64_C(0x7FF8000000000000)
+#define NORMAL_MIN 0x1p-1022
+#define REAL_MAX DBL_MAX
+#define LIFT 0x1p128
+#define SUBNORMAL_MIN 0x1p-1074
+#define SINK 0x1p-64
+#define FN(name) name##_f64
+#include "mpq_codec.inc"
+#include "mpq_undef.h"
+
+#define MPQ_JOIN_(a, b) a##b
+#define MPQ_JOIN(a, b) MPQ_JOIN_(a, b)
+#define MPQ_STRING_(a) #a
+#define MPQ_STRING(a) MPQ_STRING_(a)
+#define MPQ_ENTRIES(S)                                                                            \
+  .encode_##S = encode_##S, .decode_##S = decode_##S, .decode_add_##S = decode_add_##S,           \
+  .hop_##S = hop_##S, .to_half_##S = to_half_##S, .from_half_##S = from_half_##S,                 \
+  .to_bfloat_##S = to_bfloat_##S, .from_bfloat_##S = from_bfloat_##S
+
+const mpq_kernels MPQ_JOIN(mpq_kernels_, MPQ_ISA_NAME) = {
+    .name = MPQ_STRING(MPQ_ISA_NAME), MPQ_ENTRIES(f32), MPQ_ENTRIES(f64)};
