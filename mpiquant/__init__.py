@@ -1,0 +1,100 @@
+"""Quantized allreduce for data-parallel training, on mpi4py and NumPy.
+
+>>> import mpiquant
+>>> total = mpiquant.allreduce(gradient, codec="q4")
+
+Importing makes no MPI call and does not import mpi4py; the names below are loaded when first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from mpiquant.api import Allreduce, allgather, allreduce, reduce_scatter
+    from mpiquant.codecs import (
+        BFloat16Codec,
+        Codec,
+        Float16Codec,
+        IdentityCodec,
+        LowBitCodec,
+        TernaryCodec,
+        UniformCodec,
+    )
+    from mpiquant.config import Options, options
+    from mpiquant.errors import (
+        AgreementError,
+        CallTimeoutError,
+        LifecycleError,
+        MPIQuantError,
+        RemoteTypeError,
+    )
+    from mpiquant.feedback import ErrorFeedback
+    from mpiquant.stats import Stats
+    from mpiquant.wrap import wrap
+
+_HOMES = {
+    "api": ("Allreduce", "allgather", "allreduce", "reduce_scatter"),
+    "codecs": (
+        "BFloat16Codec",
+        "Codec",
+        "Float16Codec",
+        "IdentityCodec",
+        "LowBitCodec",
+        "TernaryCodec",
+        "UniformCodec",
+    ),
+    "config": ("Options", "options"),
+    "errors": (
+        "AgreementError",
+        "CallTimeoutError",
+        "LifecycleError",
+        "MPIQuantError",
+        "RemoteTypeError",
+    ),
+    "feedback": ("ErrorFeedback",),
+    "stats": ("Stats",),
+    "wrap": ("wrap",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AgreementError",
+    "Allreduce",
+    "BFloat16Codec",
+    "CallTimeoutError",
+    "Codec",
+    "ErrorFeedback",
+    "Float16Codec",
+    "IdentityCodec",
+    "LifecycleError",
+    "LowBitCodec",
+    "MPIQuantError",
+    "Options",
+    "RemoteTypeError",
+    "Stats",
+    "TernaryCodec",
+    "UniformCodec",
+    "__version__",
+    "allgather",
+    "allreduce",
+    "options",
+    "reduce_scatter",
+    "wrap",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'mpiquant' has no attribute {name!r}")
+    value = getattr(import_module(f"mpiquant.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,147 @@
+"""From what a user passes to flat NumPy arrays, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpiquant.typing import Array, BufSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One array of a call."""
+
+    name: str
+    array: Array
+    is_scalar: bool
+
+    @property
+    def work_dtype(self) -> np.dtype:
+        """The dtype in which sums are made."""
+        return work_dtype(self.array.dtype)
+
+
+def is_half(dtype: np.dtype) -> bool:
+    """Whether sums of this dtype need a wider one: float16 and ml_dtypes' bfloat16."""
+    return dtype.name in ("float16", "bfloat16")
+
+
+def work_dtype(dtype: np.dtype) -> np.dtype:
+    return np.dtype(np.float32) if is_half(dtype) else dtype.newbyteorder("=")
+
+
+def check_dtype(dtype: np.dtype, name: str) -> None:
+    """TypeError unless MPI can sum values of this dtype."""
+    if dtype.kind not in "biufc" and not is_half(dtype):
+        named = f" of {name!r}" if name else ""
+        raise TypeError(f"dtype {dtype}{named} cannot be reduced")
+
+
+def make_entry(x: Any, name: str) -> Entry:
+    array = np.asarray(x)
+    check_dtype(array.dtype, name)
+    return Entry(name, array, not isinstance(x, np.ndarray) and array.ndim == 0)
+
+
+def flatten(x: Any, name: str) -> tuple[list[Entry], Callable[[list[Any]], Any]]:
+    """Entries of an array, a list or tuple of arrays, or a dict of arrays, and the way back.
+
+    Entries of a dict come in the order of their sorted names, so that ranks that inserted them in
+    different orders agree.
+    """
+    if isinstance(x, Mapping):
+        keys = sorted(x)
+        prefix = f"{name}." if name else ""
+        entries = [make_entry(x[key], f"{prefix}{key}") for key in keys]
+
+        def rebuild_dict(results: list[Any]) -> dict[str, Any]:
+            by_key = dict(zip(keys, results, strict=True))
+            return {key: by_key[key] for key in x}
+
+        return entries, rebuild_dict
+    if isinstance(x, (list, tuple)) and any(isinstance(item, np.ndarray) for item in x):
+        entries = [make_entry(item, f"{name}[{i}]") for i, item in enumerate(x)]
+        return entries, type(x)
+    return [make_entry(x, name)], lambda results: results[0]
+
+
+def flat_input(array: Array, dtype: np.dtype) -> Array:
+    """A contiguous 1-d array with the values; the array's own memory where possible."""
+    return np.ascontiguousarray(array, dtype=dtype).reshape(-1)
+
+
+def check_out(out: Any, x: Array, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+    """The output array itself, if the result can be written to it.
+
+    Raises
+    ------
+    TypeError
+        If it is no array or of another dtype.
+    ValueError
+        If it is read-only, not contiguous, of another shape, or overlaps x without being x.
+    """
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out is a {type(out).__name__}, expected an array")
+    if out.dtype.newbyteorder("=") != dtype:
+        raise TypeError(f"out has dtype {out.dtype}, the result has {dtype}")
+    if out.shape != shape:
+        raise ValueError(f"out has shape {out.shape}, the result has {shape}")
+    if not out.flags.writeable:
+        raise ValueError("out is read-only")
+    if not out.flags.c_contiguous:
+        raise ValueError("out is not contiguous")
+    if np.may_share_memory(out, x) and not same_memory(out, x) and np.shares_memory(out, x):
+        raise ValueError("out overlaps x; pass x itself or memory of its own")
+    return out
+
+
+def same_memory(a: Array, b: Array) -> bool:
+    """Whether two arrays are the same values at the same place."""
+    place = a.__array_interface__["data"][0] == b.__array_interface__["data"][0]
+    return place and a.strides == b.strides and a.shape == b.shape and a.dtype == b.dtype
+
+
+def from_spec(spec: BufSpec, what: str) -> Array | None:
+    """The array of an mpi4py buffer spec, or None if only MPI can tell.
+
+    Understands an array or buffer, and [buffer, count], [buffer, datatype] and
+    [buffer, count, datatype] with the datatype of the buffer's items.
+
+    Raises
+    ------
+    ValueError
+        For an array that is not contiguous, or a count beyond its end.
+    """
+    from mpi4py import MPI
+    from mpi4py.util.dtypes import to_numpy_dtype
+
+    count: int | None = None
+    dtype: np.dtype | None = None
+    data = spec
+    if isinstance(spec, (list, tuple)):
+        data, *rest = spec
+        for item in rest:
+            if isinstance(item, MPI.Datatype):
+                if not item.is_predefined:
+                    return None
+                dtype = to_numpy_dtype(item)
+            elif isinstance(item, (int, np.integer)):
+                count = int(item)
+            elif item is not None:
+                return None
+    try:
+        array = data if isinstance(data, np.ndarray) else np.asarray(memoryview(data))
+    except TypeError:
+        return None
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        raise ValueError(f"{what} is not contiguous")
+    flat = array.reshape(-1, order="K") if array.flags.c_contiguous else array.T.reshape(-1)
+    if dtype is not None and dtype != flat.dtype:
+        return None
+    if count is not None and count > flat.size:
+        raise ValueError(f"{what} has {flat.size} elements, the count is {count}")
+    return flat[:count]

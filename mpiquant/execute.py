@@ -1,0 +1,243 @@
+"""The runner: carries out a program on arrays, over any transport.
+
+A state machine that `advance` moves as far as it can without blocking: receives are posted a few
+messages ahead, handled in order, and each releases the sends that waited for it.  `run` calls it
+until the end.  The codec enters only here.
+
+A partial message is encoded into a buffer of a pool that lives as long as the call; final bytes
+live in one buffer for the whole array, in which chunks are received, decoded from and forwarded
+without a copy.  If nothing is compressed, that buffer is the output itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from mpiquant.program import Message, Program, Segment
+from mpiquant.stats import Stats
+from mpiquant.typing import Array, Bytes
+
+WINDOW = 4
+"""Receives posted ahead."""
+
+
+class PendingRequest(Protocol):
+    def Test(self) -> bool: ...
+
+
+class Transport(Protocol):
+    """Nonblocking messages of one call; both methods keep the buffer alive until completion."""
+
+    def isend(self, buffer: Bytes, peer: int) -> PendingRequest: ...
+
+    def irecv(self, buffer: Bytes, peer: int) -> PendingRequest: ...
+
+
+class Execution:
+    """One call on one rank.
+
+    Parameters
+    ----------
+    program : Program
+    transport : Transport
+    x : (count,) array
+        The input; never written, unless it is `out` or `rest`.
+    out : (count,) array
+        Gets the result; may be x.
+    rest : (count,) array or None
+        With error feedback: x plus the old residual on entry, the new residual on return.
+    stream : int
+        Key of the random numbers of this call on this rank.
+    stats : Stats
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        transport: Transport,
+        x: Array,
+        out: Array,
+        rest: Array | None,
+        stream: int,
+        stats: Stats,
+    ) -> None:
+        self.program = program
+        self.transport = transport
+        self.source = x if rest is None else rest
+        self.out = out
+        self.rest = rest
+        self.stream = stream
+        self.stats = stats
+        self.nonfinite = False
+        self.final_is_out = program.exact
+        self.final = out.view(np.uint8) if program.exact else np.empty(program.final_nbytes, "u1")
+        self.handled = 0
+        self.posted = 0
+        self.receiving: deque[tuple[PendingRequest, Bytes]] = deque()
+        self.sending: deque[tuple[PendingRequest, Bytes | None]] = deque()
+        self.idle: list[Bytes] = []
+        self.started = False
+
+    # ---- state machine ----
+
+    def start(self) -> None:
+        """Post the first receives and issue the first sends."""
+        self.started = True
+        self._post()
+        for message in self.program.first_sends:
+            self._send(message)
+
+    def advance(self) -> bool:
+        """Do all that can be done now; True at the end of the call."""
+        recvs = self.program.recvs
+        while self.handled < len(recvs):
+            request, buffer = self.receiving[0]
+            if not request.Test():
+                return False
+            self.receiving.popleft()
+            self._handle(recvs[self.handled], buffer)
+            self.handled += 1
+            self._post()
+        while self.sending and self.sending[0][0].Test():
+            self.sending.popleft()
+        return not self.sending
+
+    def run(self, wait: Callable[[], None]) -> None:
+        """Advance to the end; `wait` is called while nothing can be done."""
+        if not self.started:
+            self.start()
+        if self.advance():
+            return
+        begin = time.perf_counter()
+        busy = self.stats.encode_s + self.stats.decode_s
+        while not self.advance():
+            wait()
+        spent = self.stats.encode_s + self.stats.decode_s - busy
+        self.stats.wait_s += time.perf_counter() - begin - spent
+
+    def waits_for(self) -> int | None:
+        """The rank whose message is due next, or None if only sends are unfinished."""
+        if self.handled < len(self.program.recvs):
+            return self.program.recvs[self.handled].peer
+        return None
+
+    # ---- receives ----
+
+    def _post(self) -> None:
+        recvs = self.program.recvs
+        while self.posted < min(len(recvs), self.handled + WINDOW):
+            message = recvs[self.posted]
+            if message.final:
+                buffer = self.final[message.offset : message.offset + message.nbytes]
+            else:
+                buffer = self._take(message.nbytes)
+            self.receiving.append((self.transport.irecv(buffer, message.peer), buffer))
+            self.posted += 1
+
+    def _handle(self, message: Message, buffer: Bytes) -> None:
+        if message.final:
+            for segment in message.segments:
+                self._decode_final(segment)
+        else:
+            self._reduce(message, buffer)
+            self._give(buffer)
+        for send in message.then:
+            self._send(send)
+
+    def _reduce(self, message: Message, buffer: Bytes) -> None:
+        (segment,) = message.segments
+        a, b = segment.start, segment.stop
+        addend = (self.source if message.fresh else self.out)[a:b]
+        if message.fused is not None:
+            wire = self._take(segment.nbytes)
+            self._hop(segment, buffer, addend, wire)
+            self._isend(wire, message.fused.peer, pooled=True)
+        elif message.finalize is not None:
+            final = message.finalize
+            self._hop(final, buffer, addend, self._final_bytes(final))
+            self._decode_final(final)
+        else:
+            begin = time.perf_counter()
+            segment.codec.decode_add(buffer, addend, self.out[a:b])
+            self.stats.decode_s += time.perf_counter() - begin
+
+    def _hop(self, segment: Segment, wire_in: Bytes, x: Array, wire: Bytes) -> None:
+        begin = time.perf_counter()
+        segment.codec.hop(
+            wire_in,
+            x,
+            wire,
+            residual=self._residual(segment),
+            stream=self.stream ^ segment.origin,
+            index=segment.start - segment.origin,
+        )
+        self.stats.encode_s += time.perf_counter() - begin
+
+    def _decode_final(self, segment: Segment) -> None:
+        if self.final_is_out:
+            return
+        begin = time.perf_counter()
+        out = self.out[segment.start : segment.stop]
+        self.nonfinite |= segment.codec.decode(self._final_bytes(segment), out)
+        self.stats.decode_s += time.perf_counter() - begin
+
+    # ---- sends ----
+
+    def _send(self, message: Message) -> None:
+        if message.final:
+            for segment in message.encode:
+                self._encode(segment, message.fresh, self._final_bytes(segment))
+                self._decode_final(segment)
+            wire = self.final[message.offset : message.offset + message.nbytes]
+            self._isend(wire, message.peer, pooled=False)
+        elif message.encode:
+            (segment,) = message.segments
+            wire = self._take(segment.nbytes)
+            self._encode(segment, message.fresh, wire)
+            self._isend(wire, message.peer, pooled=True)
+
+    def _encode(self, segment: Segment, fresh: bool, wire: Bytes) -> None:
+        begin = time.perf_counter()
+        segment.codec.encode(
+            (self.source if fresh else self.out)[segment.start : segment.stop],
+            wire,
+            residual=self._residual(segment),
+            stream=self.stream ^ segment.origin,
+            index=segment.start - segment.origin,
+        )
+        self.stats.encode_s += time.perf_counter() - begin
+
+    def _isend(self, wire: Bytes, peer: int, *, pooled: bool) -> None:
+        self.sending.append((self.transport.isend(wire, peer), wire if pooled else None))
+        self.stats.messages += 1
+        self.stats.wire_bytes += wire.nbytes
+
+    # ---- buffers ----
+
+    def _residual(self, segment: Segment) -> Array | None:
+        return None if self.rest is None else self.rest[segment.start : segment.stop]
+
+    def _final_bytes(self, segment: Segment) -> Bytes:
+        return self.final[segment.offset : segment.offset + segment.nbytes]
+
+    def _take(self, nbytes: int) -> Bytes:
+        """A buffer of the pool, of a finished send if there is one."""
+        while self.sending and self.sending[0][0].Test():
+            _, buffer = self.sending.popleft()
+            if buffer is not None:
+                self._give(buffer)
+        if self.idle:
+            whole = self.idle.pop()
+            if whole.nbytes >= nbytes:
+                return whole[:nbytes]
+        return np.empty(nbytes, np.uint8)
+
+    def _give(self, buffer: Bytes) -> None:
+        whole = buffer if buffer.base is None else buffer.base
+        self.idle.append(whole)
+

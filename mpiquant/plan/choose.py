@@ -1,0 +1,76 @@
+"""Which algorithm runs a call, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpiquant.collectives import ALGORITHMS, ALIASES
+
+SMALL_WIRE_NBYTES = 64 << 10
+"""Below this, a call's time is its number of steps, not its bytes."""
+
+MANY_RANKS = 16
+"""Above this, a direct exchange floods the network with small messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Algorithm, whether the codec is used, and the reason in words."""
+
+    algorithm: str
+    compress: bool
+    reason: str
+
+
+def canonical(algorithm: str) -> str:
+    """Full name of an algorithm; ValueError naming all if there is none."""
+    name = ALIASES.get(algorithm, algorithm)
+    if name not in ("auto", "native", *ALGORITHMS):
+        known = ", ".join(("auto", "native", *ALGORITHMS, *ALIASES))
+        raise ValueError(f"unknown algorithm {algorithm!r}; known are {known}")
+    return name
+
+
+def choose(
+    algorithm: str,
+    *,
+    size: int,
+    wire_nbytes: int,
+    exact_because: str | None,
+    native_because: str | None,
+) -> Choice:
+    """Choose for one array.
+
+    Parameters
+    ----------
+    algorithm : str
+        What the user asked for, canonical.
+    size : int
+        Ranks.
+    wire_nbytes : int
+        Encoded bytes of the whole array.
+    exact_because : str or None
+        Why nothing may be compressed; None if it may.
+    native_because : str or None
+        Why only MPI itself can do it; None if the schedules can.
+
+    Notes
+    -----
+    Pure: the same on all ranks for the same arguments.
+    """
+    if native_because is not None:
+        return Choice("native", False, native_because)
+    if algorithm == "native":
+        return Choice("native", False, "native was asked for")
+    if algorithm != "auto":
+        why = f"{algorithm} was asked for"
+        return Choice(
+            algorithm, exact_because is None, f"{why}; {exact_because}" if exact_because else why
+        )
+    if exact_because is not None:
+        return Choice("native", False, exact_because)
+    if wire_nbytes > SMALL_WIRE_NBYTES:
+        return Choice("ring", True, "ring has the least traffic")
+    if size <= MANY_RANKS:
+        return Choice("direct", True, "small: direct has the fewest steps and the smallest error")
+    return Choice("halving_doubling", True, "small, many ranks: few steps and few messages")

@@ -1,0 +1,90 @@
+"""A communicator that is a drop-in for mpi4py's, with compressed reductions."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiquant import api
+from mpiquant.stats import Stats
+from mpiquant.typing import BufSpec, CodecLike, CommLike, OpLike
+
+
+class Wrapped:
+    """What a wrapped communicator adds to its class; see `wrap`."""
+
+    mpiquant_options: dict[str, Any]
+
+    def Allreduce(
+        self, sendbuf: BufSpec, recvbuf: BufSpec, op: OpLike = MPI.SUM, **changes: Any
+    ) -> Stats | None:
+        """`mpiquant.Allreduce` on this communicator."""
+        options = {**self.mpiquant_options, **changes}
+        return api.Allreduce(sendbuf, recvbuf, op, comm=_plain(self), **options)
+
+    def allreduce(self, sendobj: Any, op: OpLike = MPI.SUM, **changes: Any) -> Any:
+        """`mpiquant.allreduce` for arrays, mpi4py's for any other object."""
+        if not isinstance(sendobj, np.ndarray):
+            return _plain(self).allreduce(sendobj, op)
+        options = {**self.mpiquant_options, **changes}
+        return api.allreduce(sendobj, op, comm=_plain(self), **options)
+
+
+_MAKERS = (
+    "Clone Create Create_cart Create_dist_graph Create_dist_graph_adjacent Create_graph "
+    "Create_group Dup Dup_with_info Idup Idup_with_info Split Split_type Sub"
+).split()
+
+
+def _plain(comm: Any) -> Any:
+    """The same communicator in mpi4py's own class."""
+    base = next(c for c in type(comm).__mro__ if c.__module__.startswith("mpi4py"))
+    return base(comm)
+
+
+def _maker(name: str) -> Any:
+    def make(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(_plain(self), name)(*args, **kwargs)
+
+    make.__name__ = name
+    make.__doc__ = f"mpi4py's {name}: the new communicator is not wrapped."
+    return make
+
+
+@cache
+def _wrapped_class(base: type) -> type:
+    makers = {name: _maker(name) for name in _MAKERS if hasattr(base, name)}
+    return type(f"Wrapped{base.__name__}", (Wrapped, base), makers)
+
+
+def wrap(
+    comm: CommLike,
+    *,
+    codec: CodecLike = None,
+    algorithm: str | None = None,
+    timeout: float | None = None,
+) -> Any:
+    """A communicator whose `Allreduce` and `allreduce` on arrays are mpiquant's.
+
+    All else is the original's: the result is the same communicator (the same handle) in a
+    subclass of its class, so that it can be passed wherever mpi4py takes one.  Communicators made
+    from it are not wrapped.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+    codec, algorithm, timeout
+        For all calls on it; a call may override them.  Default: those in force at the call.
+
+    Examples
+    --------
+    >>> comm = mpiquant.wrap(MPI.COMM_WORLD, codec="q8")
+    >>> comm.Allreduce(MPI.IN_PLACE, gradient)
+    """
+    wrapped = _wrapped_class(type(comm))(comm)
+    given = {"codec": codec, "algorithm": algorithm, "timeout": timeout}
+    wrapped.mpiquant_options = {key: value for key, value in given.items() if value is not None}
+    return wrapped
