@@ -117,7 +117,7 @@ def from_spec(spec: BufSpec, what: str) -> Array | None:
         For an array that is not contiguous, or a count beyond its end.
     """
     from mpi4py import MPI
-    from mpi4py.util.dtypes import to_numpy_dtype
+    from mpi4py.util.dtlib import to_numpy_dtype
 
     count: int | None = None
     dtype: np.dtype | None = None
@@ -139,7 +139,7 @@ def from_spec(spec: BufSpec, what: str) -> Array | None:
         return None
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         raise ValueError(f"{what} is not contiguous")
-    flat = array.reshape(-1, order="K") if array.flags.c_contiguous else array.T.reshape(-1)
+    flat = (array if array.flags.c_contiguous else array.T).reshape(-1)
     if dtype is not None and dtype != flat.dtype:
         return None
     if count is not None and count > flat.size:

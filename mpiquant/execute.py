@@ -18,6 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
+from mpiquant.codecs import EXACT
 from mpiquant.program import Message, Program, Segment
 from mpiquant.stats import Stats
 from mpiquant.typing import Array, Bytes
@@ -76,6 +77,8 @@ class Execution:
         self.nonfinite = False
         self.final_is_out = program.exact
         self.final = out.view(np.uint8) if program.exact else np.empty(program.final_nbytes, "u1")
+        # Exact input can be sent from where it is, if nothing overwrites it meanwhile.
+        self.zero_copy = rest is None and not np.may_share_memory(x, out)
         self.handled = 0
         self.posted = 0
         self.receiving: deque[tuple[PendingRequest, Bytes]] = deque()
@@ -197,6 +200,10 @@ class Execution:
             self._isend(wire, message.peer, pooled=False)
         elif message.encode:
             (segment,) = message.segments
+            if segment.codec == EXACT and message.fresh and self.zero_copy:
+                wire = self.source[segment.start : segment.stop].view(np.uint8)
+                self._isend(wire, message.peer, pooled=False)
+                return
             wire = self._take(segment.nbytes)
             self._encode(segment, message.fresh, wire)
             self._isend(wire, message.peer, pooled=True)

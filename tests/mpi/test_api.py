@@ -1,0 +1,265 @@
+"""The faces: trees, buffers, wrap, options, statistics, disagreement."""
+
+import numpy as np
+import pytest
+from conftest import ALGORITHMS, digests, normals, raised, together
+from mpi4py import MPI
+
+import mpiquant
+
+pytestmark = pytest.mark.mpi
+
+
+def test_dicts_and_lists_are_fused_and_matched_by_name(comm):
+    size, rank = comm.size, comm.rank
+    names = ["w", "b", "n"] if rank % 2 else ["n", "b", "w"]
+    values = {"w": np.full((3, 4), rank + 1.0), "b": np.full(5, 10.0), "n": np.arange(3)}
+    out, stats = mpiquant.allreduce({k: values[k] for k in names}, comm=comm, stats=True)
+    first, second = mpiquant.allreduce([np.ones(2, "f4"), np.ones((2, 2))], comm=comm)
+    pair = mpiquant.allreduce((np.ones(2), np.ones(2)), comm=comm)
+    with together(comm):
+        assert list(out) == names
+        np.testing.assert_array_equal(out["w"], np.full((3, 4), size * (size + 1) / 2))
+        np.testing.assert_array_equal(out["b"], 10.0 * size)
+        np.testing.assert_array_equal(out["n"], size * np.arange(3))
+        assert out["n"].dtype == values["n"].dtype
+        assert first.dtype == np.float32
+        assert second.shape == (2, 2)
+        assert isinstance(pair, tuple)
+
+
+def test_policy_keeps_biases_exact(comm):
+    weights, exact_w = normals(comm, 4096, seed=1)
+    biases, exact_b = normals(comm, 64, seed=2)
+    out, stats = mpiquant.allreduce(
+        {"w": weights.reshape(64, 64), "b": biases},
+        comm=comm,
+        codec=lambda name, shape: "q4" if len(shape) > 1 else None,
+        stats=True,
+    )
+    with together(comm):
+        np.testing.assert_allclose(out["b"], exact_b, rtol=1e-5, atol=1e-5)
+        error = np.linalg.norm(out["w"].ravel() - exact_w) / np.linalg.norm(exact_w)
+        assert (0.02 < error < 0.5) == (comm.size > 1)
+        assert comm.size == 1 or set(stats.codec.split("+")) == {"q4", "exact"}
+
+
+def test_statistics(comm):
+    x, _ = normals(comm, 1 << 18)
+    out, stats = mpiquant.allreduce(x, comm=comm, codec="q8", stats="error")
+    _, native = mpiquant.allreduce(x, comm=comm, stats=True)
+    with together(comm):
+        if comm.size == 1:
+            assert stats.ratio is None
+            return
+        assert stats.algorithm == "ring"
+        assert stats.codec == "q8"
+        assert stats.reason
+        assert 3.9 < stats.ratio < 4
+        assert stats.wire_bytes > 0
+        assert stats.messages > 0
+        assert 0 < stats.error < 0.1
+        assert 0 < stats.max_error < 2
+        assert stats.encode_s > 0
+        assert stats.decode_s > 0
+        assert native.algorithm == "native"
+        assert native.reason == "no codec was given"
+
+
+def test_upper_case_takes_mpi4py_buffers(comm):
+    size = comm.size
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    for send, receive in (
+        (x, np.empty_like(x)),
+        ([x, MPI.FLOAT], [np.empty_like(x), MPI.FLOAT]),
+        ([x, 12, MPI.FLOAT], [np.empty_like(x), 12, MPI.FLOAT]),
+        (np.asfortranarray(x), np.empty_like(x, order="F")),
+    ):
+        mpiquant.Allreduce(send, receive, comm=comm)
+        got = receive[0] if isinstance(receive, list) else receive
+        with together(comm):
+            np.testing.assert_array_equal(got, size * x)
+    part = np.zeros(12, np.float32)
+    mpiquant.Allreduce([x, 5, MPI.FLOAT], [part, 5, MPI.FLOAT], comm=comm)
+    derived, top = np.zeros_like(x), np.zeros(3, np.int32)
+    mpiquant.Allreduce(np.arange(3, dtype=np.int32), top, op=MPI.MAX, comm=comm)
+    with together(comm):
+        np.testing.assert_array_equal(part[:5], size * np.arange(5))
+        np.testing.assert_array_equal(part[5:], 0)
+        np.testing.assert_array_equal(top, [0, 1, 2])
+    errors = raised(comm, lambda: mpiquant.Allreduce(x, np.empty(5, "f4"), comm=comm))
+    strided = raised(comm, lambda: mpiquant.Allreduce(x[:, ::2], derived[:, ::2], comm=comm))
+    with together(comm):
+        assert all("ValueError" in e[0] and "12 elements" in e[1] for e in errors)
+        assert all("ValueError" in e[0] and "contiguous" in e[1] for e in strided)
+
+
+def test_wrap_is_a_drop_in(comm):
+    wrapped = mpiquant.wrap(comm, codec="q8", algorithm="ring")
+    x, exact = normals(comm, 5000)
+    out = np.empty_like(x)
+    wrapped.Allreduce(x, out)
+    same = wrapped.allreduce(x)
+    objects = wrapped.allreduce({"k"} and 1)
+    listed = wrapped.allreduce([comm.rank])
+    child = wrapped.Dup()
+    try:
+        with together(comm):
+            assert isinstance(wrapped, MPI.Intracomm)
+            assert wrapped == comm
+            assert wrapped.size == comm.size
+            np.testing.assert_array_equal(out, same)
+            assert np.linalg.norm(out - exact) / np.linalg.norm(exact) < 0.1
+            assert comm.size == 1 or np.any(out != exact.astype(np.float32))
+            assert objects == comm.size
+            assert listed == list(range(comm.size))
+            assert type(child) is MPI.Intracomm
+    finally:
+        child.Free()
+    assert len(digests(comm, out)) == 1
+
+
+def test_options_precedence(comm, monkeypatch):
+    x, exact = normals(comm, 5000, np.float64)
+    lossy = lambda **k: bool(  # noqa: E731
+        np.any(np.abs(mpiquant.allreduce(x, comm=comm, **k) - exact) > 1e-9)
+    )
+    monkeypatch.setenv("MPIQUANT_CODEC", "q4")
+    by_environment = lossy()
+    with mpiquant.options(codec="exact"):
+        by_context = lossy()
+        by_argument = lossy(codec="q4")
+    monkeypatch.setenv("MPIQUANT_MIN_SIZE", "6000")
+    small = lossy()
+    monkeypatch.delenv("MPIQUANT_MIN_SIZE")
+    monkeypatch.setenv("MPIQUANT_SEGMENT", "many")
+    errors = raised(comm, lossy)
+    with together(comm):
+        assert by_environment == by_argument == (comm.size > 1)
+        assert not by_context
+        assert not small
+        assert all("ValueError" in e[0] and "MPIQUANT_SEGMENT" in e[1] for e in errors)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("algorithm", ("auto", *ALGORITHMS))
+@pytest.mark.parametrize("count", [3, 300_000])
+def test_disagreement_is_an_error_on_every_rank(comm, algorithm, count):
+    """Shape, dtype, op, codec or algorithm; known plans and new ones; the next call is right."""
+    odd = comm.rank == comm.size - 1
+    base = {"comm": comm, "algorithm": algorithm}
+    cases = {
+        "shape": lambda: mpiquant.allreduce(np.ones(count + odd, "f4"), **base),
+        "dtype": lambda: mpiquant.allreduce(np.ones(count, "f8" if odd else "f4"), **base),
+        "op": lambda: mpiquant.allreduce(np.ones(count), "mean" if odd else "sum", **base),
+        "codec": lambda: mpiquant.allreduce(
+            np.ones(300_000, "f4"), codec="q4" if odd else "q8", **base
+        ),
+        "name": lambda: mpiquant.allreduce(np.ones(count), name=str(odd), **base),
+    }
+    if algorithm == "auto":
+        # Native calls are checked when their plan is new; here that of one rank must be.
+        del cases["op"], cases["name"]
+    for field, call in cases.items():
+        errors = raised(comm, call)
+        after = mpiquant.allreduce(np.ones(5), comm=comm)
+        with together(comm):
+            assert all(e and "ValueError" in e[0] for e in errors), errors
+            assert all(field in e[1] for e in errors), errors
+            np.testing.assert_array_equal(after, comm.size)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_timeout_names_the_missing_rank(comm):
+    private = comm.Dup()
+    x = np.ones(5000, np.float32)
+    mpiquant.allreduce(x, comm=private, codec="q8", algorithm="ring")
+    error = None
+    if comm.rank != 1:
+        try:
+            mpiquant.allreduce(
+                x, comm=private, codec="q8", algorithm="ring", timeout=0.5, name="w"
+            )
+        except TimeoutError as caught:
+            error = str(caught)
+    with together(comm):
+        if comm.rank == 2 or comm.size == 2 and comm.rank == 0:
+            assert "rank 1" in error
+            assert "'w'" in error
+        if comm.rank != 1:
+            assert "0.5 s" in error
+
+
+def test_bad_arguments(comm):
+    x = np.ones(10)
+    for call, kind, text in (
+        (lambda: mpiquant.allreduce(x, comm=comm, codec="q99"), "ValueError", "unknown codec"),
+        (lambda: mpiquant.allreduce(x, comm=comm, algorithm="star"), "ValueError", "unknown algorithm"),
+        (lambda: mpiquant.allreduce(x, "median", comm=comm), "ValueError", "op is"),
+        (lambda: mpiquant.allreduce(x, comm=comm, feedback={}), "TypeError", "feedback"),
+        (lambda: mpiquant.allreduce(x, comm=comm, stats="all"), "ValueError", "stats"),
+        (lambda: mpiquant.allreduce(x, comm=comm, out=np.ones(9)), "ValueError", "(9,)"),
+        (lambda: mpiquant.allreduce(x, comm=comm, timeout=-1), "ValueError", "timeout"),
+        (lambda: mpiquant.allreduce(np.array([True]), comm=comm), "TypeError", "bool"),
+    ):
+        errors = raised(comm, call)
+        with together(comm):
+            assert all(e and kind in e[0] and text in e[1] for e in errors), errors
+    with together(comm), pytest.raises(ValueError, match="COMM_NULL"):
+        mpiquant.allreduce(x, comm=MPI.COMM_NULL)
+
+
+def test_communicators_come_and_go(comm):
+    """Private duplicates are freed with their communicator: contexts do not run out."""
+    for k in range(3000 if comm.size < 4 else 1000):
+        private = comm.Split(0, comm.rank)
+        if k % 100 == 0:
+            out = mpiquant.allreduce(np.ones(2000, "f4"), comm=private, codec="q4")
+            assert out[0] > 0
+        else:
+            mpiquant.allreduce(np.ones(3), comm=private)
+        private.Free()
+
+
+def test_reduce_scatter_and_allgather_faces(comm):
+    size, rank = comm.size, comm.rank
+    for algorithm in ("native", *ALGORITHMS):
+        x = np.arange(2 * size + 1, dtype=np.float64)
+        part = mpiquant.reduce_scatter(x, comm=comm, algorithm=algorithm)
+        mean = mpiquant.reduce_scatter(x, "mean", comm=comm, algorithm=algorithm)
+        rows = mpiquant.allgather(np.full((2, 3), rank), comm=comm, algorithm=algorithm)
+        target = np.empty((size, 4), np.float32)
+        mpiquant.allgather(
+            np.full(4, rank, np.float32), comm=comm, algorithm=algorithm, out=target
+        )
+        with together(comm):
+            first = 3 * rank if rank < 1 else 2 * rank + 1
+            expected = np.arange(first, first + (3 if rank < 1 else 2))
+            np.testing.assert_array_equal(part, size * expected)
+            np.testing.assert_array_equal(mean, expected)
+            assert rows.shape == (size, 2, 3)
+            np.testing.assert_array_equal(rows[:, 1, 2], np.arange(size))
+            np.testing.assert_array_equal(target[:, 0], np.arange(size))
+    feedback = mpiquant.ErrorFeedback()
+    x, exact = normals(comm, 3000, np.float64)
+    outputs = np.zeros((size, 3000))
+    for _ in range(20):
+        outputs += mpiquant.allgather(x, comm=comm, codec="q2", feedback=feedback, algorithm="hd")
+    rest = feedback.residual("") if size > 1 else np.zeros(3000)
+    with together(comm):
+        np.testing.assert_allclose(outputs[rank] + rest, 20 * x, rtol=1e-9, atol=1e-9)
+
+
+def test_stochastic_calls_differ_and_repeat(comm):
+    codec = mpiquant.UniformCodec(bits=4, rounding="stochastic", seed=5)
+    x = normals(comm, 5000)[0]
+    runs = []
+    for _ in range(2):
+        private = comm.Dup()
+        runs.append(
+            [mpiquant.allreduce(x, comm=private, codec=codec, algorithm="ring") for _ in range(2)]
+        )
+        private.Free()
+    with together(comm):
+        np.testing.assert_array_equal(runs[0], runs[1])
+        assert comm.size == 1 or np.any(runs[0][0] != runs[0][1])
