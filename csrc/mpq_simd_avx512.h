@@ -104,35 +104,8 @@ MPQ_INLINE uint64_t join_masks(const __mmask16 k[4])
   return _mm512_kunpackd(_mm512_kunpackw(k[3], k[2]), _mm512_kunpackw(k[1], k[0]));
 }
 
-MPQ_INLINE uint64_t signs64_f32(const float *x)
-{
-  __mmask16 k[4];
-  for (int i = 0; i < 4; ++i) k[i] = _mm512_movepi32_mask(_mm512_loadu_si512(x + 16 * i));
-  return join_masks(k);
-}
-
-MPQ_INLINE uint64_t signs64_f64(const double *x)
-{
-  __mmask16 k[4];
-  for (int i = 0; i < 4; ++i)
-    k[i] = _mm512_kunpackb(_mm512_movepi64_mask(_mm512_loadu_si512(x + 16 * i + 8)),
-                           _mm512_movepi64_mask(_mm512_loadu_si512(x + 16 * i)));
-  return join_masks(k);
-}
-
 typedef __m512 sums_f32[4];
 typedef __m512d sums_f64[8];
-
-MPQ_INLINE uint64_t above64_f32(const float *x, float threshold, sums_f32 sum)
-{
-  __mmask16 k[4];
-  for (int i = 0; i < 4; ++i) {
-    __m512 v = _mm512_abs_ps(_mm512_loadu_ps(x + 16 * i));
-    k[i] = _mm512_cmp_ps_mask(v, _mm512_set1_ps(threshold), _CMP_GT_OQ);
-    sum[i] = _mm512_mask_add_ps(sum[i], k[i], sum[i], v);
-  }
-  return join_masks(k);
-}
 
 MPQ_INLINE uint64_t above64_f64(const double *x, double threshold, sums_f64 sum)
 {
@@ -154,6 +127,40 @@ MPQ_INLINE q8 pack8(const lanes v[4])
   const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
   return _mm512_permutexvar_epi32(order, _mm512_packs_epi16(_mm512_packs_epi32(v[0], v[1]),
                                                             _mm512_packs_epi32(v[2], v[3])));
+}
+
+MPQ_INLINE uint64_t signs64_f32(const float *x)
+{
+  /* Packing with saturation keeps signs, and costs less than joining masks. */
+  lanes v[4];
+  for (int i = 0; i < 4; ++i) v[i] = _mm512_loadu_si512(x + 16 * i);
+  return _mm512_movepi8_mask(pack8(v));
+}
+
+MPQ_INLINE uint64_t signs64_f64(const double *x)
+{
+  lanes v[4];
+  const __m512i high = _mm512_set_epi32(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+  for (int i = 0; i < 4; ++i)
+    v[i] = _mm512_permutex2var_epi32(_mm512_loadu_si512(x + 16 * i), high,
+                                     _mm512_loadu_si512(x + 16 * i + 8));
+  return _mm512_movepi8_mask(pack8(v));
+}
+
+MPQ_INLINE uint64_t above64_f32(const float *x, float threshold, sums_f32 sum)
+{
+  /* Magnitudes compare as integers; the sign of a difference is both the mask of the sum and,
+     packed, the bit of the plane. */
+  const __m512i magnitude = _mm512_set1_epi32(0x7FFFFFFF);
+  const __m512i limit = _mm512_castps_si512(_mm512_set1_ps(threshold));
+  lanes below[4];
+  for (int i = 0; i < 4; ++i) {
+    __m512i v = _mm512_and_si512(_mm512_loadu_si512(x + 16 * i), magnitude);
+    below[i] = _mm512_sub_epi32(limit, v);
+    v = _mm512_and_si512(v, _mm512_srai_epi32(below[i], 31));
+    sum[i] = _mm512_add_ps(sum[i], _mm512_castsi512_ps(v));
+  }
+  return _mm512_movepi8_mask(pack8(below));
 }
 
 MPQ_INLINE q16 pack16(const lanes v[4])

@@ -1,0 +1,1 @@
+"""The `mpiquant` command; nothing imports it."""
