@@ -1,9 +1,11 @@
-/* Counter-based random numbers: 64 numbers of 16 bits for each group of 64 values.
+/* Counter-based random numbers: 64 numbers for each group of 64 values.
  *
  * A group's counter and the message's key are mixed by SplitMix64 (Steele, Lea, Flood 2014) into
  * two 32-bit words.  Lane j of 32 then hashes word a + j * golden ratio with a two-round
  * multiply-xorshift mixer, word b entering between the rounds; its low half serves value j of the
- * group and its high half value 32 + j.  Nothing depends on the order of evaluation, so a vector
+ * group and its high half value 32 + j.  A half u becomes the odd number 2u + 1 below 2^17, the
+ * middle of its bin, so that rounding up with probability f happens with f's nearest multiple of
+ * 2^-16, and never for f = 0.  Nothing depends on the order of evaluation, so a vector
  * of any width gives the same numbers.
  */
 #ifndef MPQ_RANDOM_H
@@ -39,11 +41,11 @@ static inline uint32_t mpq_draw_lane(mpq_draw draw, uint32_t lane)
   return h ^ (h >> 16);
 }
 
-/* The 16-bit number of value i (0 to 63) of the group. */
+/* The number of value i (0 to 63) of the group: odd, below 2^17. */
 static inline uint32_t mpq_draw_value(mpq_draw draw, int i)
 {
   uint32_t h = mpq_draw_lane(draw, (uint32_t)i & 31u);
-  return i < 32 ? h & 0xFFFFu : h >> 16;
+  return ((i < 32 ? h & 0xFFFFu : h >> 16) << 1) | 1u;
 }
 
 #endif

@@ -58,8 +58,9 @@ MPQ_INLINE lanes random16(mpq_draw draw, int quarter)
   lanes r;
   for (int i = 0; i < 2; ++i) {
     __m256i h = hash8(draw, (uint32_t)(16 * (quarter & 1) + 8 * i));
-    r.half[i] = quarter < 2 ? _mm256_and_si256(h, _mm256_set1_epi32(0xFFFF))
-                            : _mm256_srli_epi32(h, 16);
+    h = quarter < 2 ? _mm256_and_si256(_mm256_slli_epi32(h, 1), _mm256_set1_epi32(0x1FFFE))
+                    : _mm256_srli_epi32(h, 15);
+    r.half[i] = _mm256_or_si256(h, _mm256_set1_epi32(1));
   }
   return r;
 }
@@ -71,7 +72,7 @@ MPQ_INLINE lanes stochastic16_f32(const float *x, float inverse, float limit, la
     __m256 y = _mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), _mm256_set1_ps(inverse));
     y = _mm256_max_ps(_mm256_min_ps(y, _mm256_set1_ps(limit)), _mm256_set1_ps(-limit));
     __m256 floor = _mm256_floor_ps(y);
-    __m256 rest = _mm256_mul_ps(_mm256_sub_ps(y, floor), _mm256_set1_ps(65536.0f));
+    __m256 rest = _mm256_mul_ps(_mm256_sub_ps(y, floor), _mm256_set1_ps(131072.0f));
     __m256 up = _mm256_cmp_ps(_mm256_cvtepi32_ps(random.half[i]), rest, _CMP_LT_OQ);
     q.half[i] = _mm256_sub_epi32(_mm256_cvttps_epi32(floor), _mm256_castps_si256(up));
   }
@@ -83,7 +84,7 @@ MPQ_INLINE __m128i stochastic4_f64(const double *x, double inverse, double limit
   __m256d y = _mm256_mul_pd(_mm256_loadu_pd(x), _mm256_set1_pd(inverse));
   y = _mm256_max_pd(_mm256_min_pd(y, _mm256_set1_pd(limit)), _mm256_set1_pd(-limit));
   __m256d floor = _mm256_floor_pd(y);
-  __m256d rest = _mm256_mul_pd(_mm256_sub_pd(y, floor), _mm256_set1_pd(65536.0));
+  __m256d rest = _mm256_mul_pd(_mm256_sub_pd(y, floor), _mm256_set1_pd(131072.0));
   __m256d up = _mm256_cmp_pd(_mm256_cvtepi32_pd(random), rest, _CMP_LT_OQ);
   return _mm256_cvttpd_epi32(_mm256_add_pd(floor, _mm256_and_pd(up, _mm256_set1_pd(1.0))));
 }

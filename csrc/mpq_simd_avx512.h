@@ -46,7 +46,9 @@ MPQ_INLINE lanes random16(mpq_draw draw, int quarter)
   h = _mm512_xor_si512(h, _mm512_srli_epi32(h, 15));
   h = _mm512_mullo_epi32(h, _mm512_set1_epi32((int)MPQ_MIX2));
   h = _mm512_xor_si512(h, _mm512_srli_epi32(h, 16));
-  return quarter < 2 ? _mm512_and_si512(h, _mm512_set1_epi32(0xFFFF)) : _mm512_srli_epi32(h, 16);
+  h = quarter < 2 ? _mm512_and_si512(_mm512_slli_epi32(h, 1), _mm512_set1_epi32(0x1FFFE))
+                  : _mm512_srli_epi32(h, 15);
+  return _mm512_or_si512(h, _mm512_set1_epi32(1));
 }
 
 MPQ_INLINE lanes stochastic16_f32(const float *x, float inverse, float limit, lanes random)
@@ -54,7 +56,7 @@ MPQ_INLINE lanes stochastic16_f32(const float *x, float inverse, float limit, la
   __m512 y = _mm512_mul_ps(_mm512_loadu_ps(x), _mm512_set1_ps(inverse));
   y = _mm512_max_ps(_mm512_min_ps(y, _mm512_set1_ps(limit)), _mm512_set1_ps(-limit));
   __m512 floor = _mm512_roundscale_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  __m512 rest = _mm512_mul_ps(_mm512_sub_ps(y, floor), _mm512_set1_ps(65536.0f));
+  __m512 rest = _mm512_mul_ps(_mm512_sub_ps(y, floor), _mm512_set1_ps(131072.0f));
   __mmask16 up = _mm512_cmp_ps_mask(_mm512_cvtepi32_ps(random), rest, _CMP_LT_OQ);
   lanes q = _mm512_cvttps_epi32(floor);
   return _mm512_mask_sub_epi32(q, up, q, _mm512_set1_epi32(-1));
@@ -65,7 +67,7 @@ MPQ_INLINE __m256i stochastic8_f64(const double *x, double inverse, double limit
   __m512d y = _mm512_mul_pd(_mm512_loadu_pd(x), _mm512_set1_pd(inverse));
   y = _mm512_max_pd(_mm512_min_pd(y, _mm512_set1_pd(limit)), _mm512_set1_pd(-limit));
   __m512d floor = _mm512_roundscale_pd(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  __m512d rest = _mm512_mul_pd(_mm512_sub_pd(y, floor), _mm512_set1_pd(65536.0));
+  __m512d rest = _mm512_mul_pd(_mm512_sub_pd(y, floor), _mm512_set1_pd(131072.0));
   __mmask8 up = _mm512_cmp_pd_mask(_mm512_cvtepi32_pd(random), rest, _CMP_LT_OQ);
   __m256i q = _mm512_cvttpd_epi32(floor);
   return _mm256_mask_sub_epi32(q, up, q, _mm256_set1_epi32(-1));

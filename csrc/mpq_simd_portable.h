@@ -44,7 +44,7 @@ MPQ_INLINE lanes nearest16_f64(const double *x, double inverse)
   return q;
 }
 
-/* The random numbers of values 16 * quarter ... of the group, 0 to 65535. */
+/* The random numbers of values 16 * quarter ... of the group, odd and below 2^17. */
 MPQ_INLINE lanes random16(mpq_draw draw, int quarter)
 {
   lanes r;
@@ -62,7 +62,7 @@ MPQ_INLINE lanes stochastic16_f32(const float *x, float inverse, float limit, la
     y = y > -limit ? y : -limit;
     int32_t t = (int32_t)y;
     t -= (float)t > y;
-    q.v[i] = t + ((float)random.v[i] < (y - (float)t) * 65536.0f);
+    q.v[i] = t + ((float)random.v[i] < (y - (float)t) * 131072.0f);
   }
   return q;
 }
@@ -76,7 +76,7 @@ MPQ_INLINE lanes stochastic16_f64(const double *x, double inverse, double limit,
     y = y > -limit ? y : -limit;
     int32_t t = (int32_t)y;
     t -= (double)t > y;
-    q.v[i] = t + ((double)random.v[i] < (y - (double)t) * 65536.0);
+    q.v[i] = t + ((double)random.v[i] < (y - (double)t) * 131072.0);
   }
   return q;
 }

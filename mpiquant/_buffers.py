@@ -63,10 +63,26 @@ def flatten(x: Any, name: str) -> tuple[list[Entry], Callable[[list[Any]], Any]]
             return {key: by_key[key] for key in x}
 
         return entries, rebuild_dict
-    if isinstance(x, (list, tuple)) and any(isinstance(item, np.ndarray) for item in x):
+    if is_sequence(x):
         entries = [make_entry(item, f"{name}[{i}]") for i, item in enumerate(x)]
-        return entries, type(x)
+        # A named tuple takes its fields one by one.
+        rebuild = type(x) if not hasattr(x, "_fields") else lambda results: type(x)(*results)
+        return entries, rebuild
     return [make_entry(x, name)], lambda results: results[0]
+
+
+def is_sequence(x: Any) -> bool:
+    """Whether x is a list of arrays, rather than an array written as a list of numbers."""
+    return isinstance(x, (list, tuple)) and any(isinstance(item, np.ndarray) for item in x)
+
+
+def flatten_like(out: Any, x: Any) -> list[Any]:
+    """Outputs in the order of the entries of x; None for each if out is None."""
+    if isinstance(x, Mapping):
+        return [None if out is None else out[key] for key in sorted(x)]
+    if is_sequence(x):
+        return [None] * len(x) if out is None else list(out)
+    return [out]
 
 
 def flat_input(array: Array, dtype: np.dtype) -> Array:

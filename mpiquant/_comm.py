@@ -146,6 +146,7 @@ class Channel:
         self.poison_sent = np.zeros(self.size, np.int64)  # since the beginning, to each rank
         self.poison_got = np.zeros(self.size, np.int64)
         self.abandoned: list[object] = []  # keeps the buffers of what never ended
+        self.broken: str | None = None  # why no further call is possible
         self.lock = threading.Lock()
 
     @contextmanager
@@ -154,6 +155,8 @@ class Channel:
         if not self.lock.acquire(blocking=False):
             raise LifecycleError("another thread is in a call on this communicator")
         try:
+            if self.broken is not None:
+                raise LifecycleError(f"the communicator cannot be used any more: {self.broken}")
             yield
         finally:
             self.lock.release()
@@ -195,6 +198,8 @@ class Call:
         self.next_poll = self.started + POLL_S
         self.waits_for: Callable[[], int | None] = lambda: None
         self.sends: list[MPI.Request] = []
+        self.header_sends: list[MPI.Request] = []
+        self.collectives: list[MPI.Request] = []
         self.recvs: list[tuple[int, MPI.Request]] = []
         self.sent = np.zeros((channel.size, 2), np.int64)  # payload and headers, to each rank
         self.got = np.zeros((channel.size, 2), np.int64)
@@ -225,16 +230,25 @@ class Call:
         self.raise_if_poisoned()
         if self.timeout is not None and now - self.started > self.timeout:
             peer = self.waits_for()
-            missing = "its own sends" if peer is None else f"rank {peer}"
+            missing = f"rank {peer}" if peer is not None else "other ranks"
             raise CallTimeoutError(
-                f"{self} waited for {missing} for more than {self.timeout} s; "
-                "the communicator cannot be used any more"
+                f"{self} waited for {missing} for more than {self.timeout} s"
             )
 
     def wait_for(self, request: MPI.Request, peer: int | None = None) -> None:
         self.waits_for = lambda: peer
         while not request.Test():
             self.wait()
+
+    def wait_for_all(self, request: MPI.Request) -> None:
+        """Wait for a native collective, which any rank may hold up."""
+        self.collectives.append(request)
+        self.wait_for(request)
+
+    def close(self) -> None:
+        """The end of a call that went well."""
+        for request in self.header_sends:
+            self.wait_for(request, (self.channel.rank + 1) % self.channel.size)
 
     def __str__(self) -> str:
         kind = self.plan.kind if self.plan else "a call"
@@ -272,7 +286,7 @@ class Call:
         right, left = (rank + offset) % size, (rank - offset) % size
         buffer = bytearray(len(header))
         request = comm.Irecv([buffer, MPI.BYTE], left, HEADER_TAG)
-        self.sends.append(comm.Isend([header, MPI.BYTE], right, HEADER_TAG))
+        self.header_sends.append(comm.Isend([header, MPI.BYTE], right, HEADER_TAG))
         self.sent[right, 1] += 1
         self.header_bytes += len(header)
         return request, buffer
@@ -302,8 +316,9 @@ class Call:
         try:
             self.raise_if_poisoned()
             yield
-        except CallTimeoutError:
+        except CallTimeoutError as error:
             self.channel.abandoned.append(self)
+            self.channel.broken = str(error)
             raise
         except AgreementError as error:
             if self.seq not in self.channel.poisoned:
@@ -360,6 +375,7 @@ class Call:
             os.sched_yield()
             if time.monotonic() > deadline:  # the others are not in this call: raise alone
                 channel.abandoned.append((self, exchange, mine, theirs))
+                channel.broken = f"{self} failed on this rank only, the others did not take part"
                 return
         if self._left is not None:
             self._drop(self._left[0], (channel.rank - 1) % channel.size, 1)
@@ -371,7 +387,7 @@ class Call:
                     _discard(channel.comm, peer, tag)
         while np.any(channel.poison_got < theirs[:, 2]):
             channel.look_for_poison()
-        MPI.Request.Waitall(self.sends)
+        MPI.Request.Waitall(self.sends + self.header_sends)
         channel.poisoned.pop(self.seq, None)
 
     def _drop(self, request: MPI.Request, peer: int, column: int) -> None:

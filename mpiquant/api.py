@@ -64,6 +64,8 @@ def _checked(
             if feedback is not None and not isinstance(feedback, ErrorFeedback):
                 raise TypeError(f"feedback is a {type(feedback).__name__}, expected ErrorFeedback")
             mpi_op, mean = _parse_op(op)
+            if feedback is not None and mpi_op != MPI.SUM:
+                raise ValueError("feedback needs op 'sum' or 'mean': other results have no residual")
         request = _Request(
             channel, options, mpi_op, mean, codec is not None, feedback, stats or None, Stats()
         )
@@ -114,7 +116,7 @@ def _make_items(
             codec = codecs.resolve(request.options.codec, entry.name, entry.array.shape)
         if out is not None:
             out = _buffers.check_out(out, entry.array, shape(entry), result)
-        if request.feedback is not None and codec.lossy:
+        if request.feedback is not None and work.kind == "f":
             request.feedback.take(entry.name, entry.array.shape, work)
         items.append(_Item(entry, codec, work, result, out))
     return items
@@ -215,25 +217,18 @@ def _deliver(item: _Item, flat: Array) -> Any:
     values = flat.reshape(item.entry.array.shape)
     if item.out is not None:
         if not np.may_share_memory(item.out, values):
-            item.out[...] = values
+            item.out[...] = _cast(values, item.result)
         return item.out
-    if values.dtype != item.result:
-        with np.errstate(over="ignore"):  # a float16 sum above 65504 is inf, as IEEE says
-            values = values.astype(item.result)
+    values = _cast(values, item.result)
     return values[()] if item.entry.is_scalar else values
 
 
+def _cast(values: Array, dtype: np.dtype) -> Array:
+    with np.errstate(over="ignore"):  # a float16 sum above 65504 is inf, as IEEE says
+        return values.astype(dtype, copy=False)
+
+
 # ---- the calls ----
-
-
-def _flatten_out(out: Any, entries: list[Entry], x: Any) -> list[Any]:
-    if out is None:
-        return [None] * len(entries)
-    if not isinstance(x, (dict, list, tuple)):
-        return [out]
-    if isinstance(x, dict):
-        return [out[key] for key in sorted(x)]
-    return list(out)
 
 
 def allreduce(
@@ -273,7 +268,8 @@ def allreduce(
     feedback : ErrorFeedback, optional
         Residuals of this rank: what was lost is added at the next call of the same name.
     timeout : float, optional
-        Seconds to wait for another rank.
+        Seconds from the start of the call (of each bucket, if there are several) until it raises
+        instead of waiting on.
     stats : {None, True, "error"}
         True: return (result, Stats).  "error": measure the achieved error too, by an exact
         reduction on the side.
@@ -299,7 +295,7 @@ def allreduce(
     with _checked(*args) as (request, refusing):
         with refusing():
             entries, rebuild = _buffers.flatten(x, name or "")
-            outs = _flatten_out(out, entries, x)
+            outs = _buffers.flatten_like(out, x)
             items = _make_items(request, entries, outs, lambda e: e.array.shape)
             buckets = _make_buckets(items, request.options.bucket_bytes)
         results: dict[str, Any] = {}
@@ -346,8 +342,9 @@ def Allreduce(
             target = _buffers.from_spec(recvbuf, "recvbuf")
             in_place = sendbuf is MPI.IN_PLACE or sendbuf is None
             source = target if in_place else _buffers.from_spec(sendbuf, "sendbuf")
-            plain = source is not None and target is not None and source.dtype == target.dtype
-            plain = plain and source.dtype.kind in "iufc" and not _swapped(source)
+            plain = source is not None and target is not None and _same_numbers(source, target)
+            if not plain and request.mean:
+                raise ValueError("op 'mean' needs plain arrays of numbers")
             if plain and source.size != target.size:
                 raise ValueError(
                     f"sendbuf has {source.size} elements, recvbuf has {target.size}"
@@ -364,8 +361,9 @@ def Allreduce(
         return request.stats if stats else None
 
 
-def _swapped(array: Array) -> bool:
-    return not array.dtype.isnative
+def _same_numbers(a: Array, b: Array) -> bool:
+    """Whether both hold numbers of one dtype, in whatever byte order."""
+    return a.dtype.kind in "iufc" and a.dtype.newbyteorder("=") == b.dtype.newbyteorder("=")
 
 
 def reduce_scatter(
@@ -396,7 +394,8 @@ def reduce_scatter(
     Returns
     -------
     1-d array, or (array, Stats)
-        Elements rank*n/N ... of the sum (the sum itself: the last addition is not quantized).
+        This rank's part of the sum; its last addition is not quantized, except where halving and
+        doubling over a number of ranks that is no power of two sends it on once more.
     """
     args = (comm, op, name, codec, algorithm, feedback, timeout, stats)
     with _checked(*args) as (request, refusing):
@@ -408,7 +407,7 @@ def reduce_scatter(
             if out is not None:
                 _buffers.check_out(out, entry.array, (end - begin,), item.result)
         flat = _reduce_bucket(request, [item], "reduce_scatter")[begin:end]
-        part = flat.astype(item.result)
+        part = _cast(flat, item.result)
         if out is not None:
             out[...] = part
             part = out
@@ -433,14 +432,14 @@ def allgather(
     ----------
     x : array_like
         The same shape and dtype on every rank.
-    out : (N, *x.shape) array, optional
+    out : (N,) + x.shape array, optional
         Gets the result.
     comm, codec, algorithm, name, feedback, timeout, stats
         As for `allreduce`.
 
     Returns
     -------
-    (N, *x.shape) array, or (array, Stats)
+    (N,) + x.shape array, or (array, Stats)
         Row r is rank r's array, quantized once if a codec is used; the own row too, so that all
         ranks have the same bits.
     """
@@ -453,7 +452,7 @@ def allgather(
             (item,) = _make_items(request, [entry], [None], lambda e: shape)
             if out is not None:
                 out = _buffers.check_out(out, entry.array, shape, item.result)
-        result = _gather(request, item).reshape(shape).astype(item.result, copy=False)
+        result = _cast(_gather(request, item).reshape(shape), item.result)
         if out is not None:
             out[...] = result
             result = out

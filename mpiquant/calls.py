@@ -14,6 +14,7 @@ from mpi4py import MPI
 from mpiquant._comm import Call, Channel, Plan
 from mpiquant.codecs import EXACT, Codec
 from mpiquant.codecs._block import mix_key
+from mpiquant.collectives import chunk_bounds
 from mpiquant.config import Options
 from mpiquant.execute import Execution
 from mpiquant.plan import Choice, choose
@@ -77,10 +78,10 @@ def decide(job: Job, options: Options, size: int) -> Choice:
         native_because = f"op {op_name(job.op)} is MPI's"
     elif dtype.kind == "b":
         native_because = "booleans are MPI's"
-    if not job.codec.lossy:
-        exact_because = "no codec was given"
-    elif dtype not in (np.float32, np.float64):
+    if dtype not in (np.float32, np.float64):
         exact_because = f"{dtype} is never compressed"
+    elif not job.codec.lossy:
+        exact_because = "no codec was given"
     elif not job.from_call and job.x.size < options.min_size:
         exact_because = f"fewer than min_size={options.min_size} elements"
     return choose(
@@ -117,7 +118,9 @@ def run(job: Job, channel: Channel, options: Options, stats: Stats) -> bool:
     with call.failing_together():
         call.open()
         if choice.algorithm == "native":
-            return _run_native(job, call, stats)
+            nonfinite = _run_native(job, call, stats)
+            call.close()
+            return nonfinite
         program = compile_program(
             job.kind,
             choice.algorithm,
@@ -128,7 +131,14 @@ def run(job: Job, channel: Channel, options: Options, stats: Stats) -> bool:
             job.x.dtype,
             options.segment,
         )
-        return _run_schedule(job, call, program, stats)
+        nonfinite = _run_schedule(job, call, program, stats)
+        if job.kind == "reduce_scatter" and job.rest is not None:
+            # Here no rank sees the others' parts.
+            flag = np.array(nonfinite)
+            channel.comm.Allreduce(MPI.IN_PLACE, flag, MPI.LOR)
+            nonfinite = bool(flag)
+        call.close()
+        return nonfinite
 
 
 def _run_alone(job: Job, stats: Stats) -> bool:
@@ -162,9 +172,14 @@ def _run_schedule(job: Job, call: Call, program: Program, stats: Stats) -> bool:
     execution.run(call.wait)
     stats.raw_bytes += program.raw_nbytes
     stats.header_bytes += call.header_bytes
-    if job.rest is not None and program.exact:
-        return not np.all(np.isfinite(job.out))
-    return execution.nonfinite
+    if job.rest is None:
+        return False
+    for begin, end in program.never_encoded:
+        job.rest[begin:end] = 0
+    if job.kind == "reduce_scatter":
+        begin, end = program.bounds[call.channel.rank : call.channel.rank + 2]
+        return not np.all(np.isfinite(job.out[begin:end]))
+    return execution.nonfinite or program.exact and not np.all(np.isfinite(job.out))
 
 
 def _run_native(job: Job, call: Call, stats: Stats) -> bool:
@@ -176,7 +191,7 @@ def _run_native(job: Job, call: Call, stats: Stats) -> bool:
         else:
             _reduce_native(call, source, job.out, job.op)
     size = call.channel.size
-    moved = (2 if job.kind == "allreduce" else 1) * (size - 1) * job.out.nbytes // size
+    moved = (1 if job.kind == "allgather" else 2) * (size - 1) * job.out.nbytes // size
     stats.wire_bytes += moved
     stats.raw_bytes += moved
     stats.header_bytes += call.header_bytes
@@ -199,32 +214,37 @@ def _reduce_native(call: Call, x: Array, out: Array, op: MPI.Op) -> None:
         if call.timeout is None:
             comm.Allreduce(send, out[part], op)
         else:
-            call.wait_for(comm.Iallreduce(send, out[part], op))
+            call.wait_for_all(comm.Iallreduce(send, out[part], op))
 
 
 def _gather_native(call: Call, x: Array, out: Array) -> None:
     comm, size = call.channel.comm, call.channel.size
     rows = out.reshape(size, -1)
     if x.size <= MAX_COUNT // size:
-        call.wait_for(comm.Iallgather(x, rows))
+        call.wait_for_all(comm.Iallgather(x, rows))
         return
     for rank in range(size):
         if rank == call.channel.rank:
             rows[rank] = x
         for begin in range(0, x.size, MAX_COUNT):
-            call.wait_for(comm.Ibcast(rows[rank, begin : begin + MAX_COUNT], rank))
+            call.wait_for_all(comm.Ibcast(rows[rank, begin : begin + MAX_COUNT], rank))
 
 
 def achieved_error(job: Job, exact_input: Array, channel: Channel, stats: Stats) -> None:
-    """Compare the result with a float64 sum of the inputs; collective."""
-    wide = np.result_type(job.x.dtype, np.float64)
+    """Compare the result with that of the same inputs in float64; collective."""
+    wide = np.result_type(job.x.dtype, np.float64) if job.x.dtype.kind in "fc" else job.x.dtype
     x, exact = exact_input.astype(wide), np.empty(job.out.size, wide)
     if job.kind == "allgather":
         channel.comm.Allgather(x, exact)
     else:
         channel.comm.Allreduce(x, exact, job.op)
-    difference = np.abs(job.out - exact)
-    largest = float(difference.max(initial=0))
+    part = slice(None)
+    if job.kind == "reduce_scatter":
+        bounds = chunk_bounds(job.out.size, channel.size)
+        part = slice(*bounds[channel.rank : channel.rank + 2])
+    exact = exact[part].astype(np.result_type(wide, np.float64), copy=False)
+    difference = np.abs(job.out[part] - exact)
+    largest = float(difference.max(initial=0)) / (channel.size if job.mean else 1)
     stats.compare(float(np.sum(difference**2)), float(np.sum(np.abs(exact) ** 2)), largest)
 
 

@@ -81,6 +81,8 @@ class Program:
     raw_nbytes: int
     """Bytes it would send if nothing were compressed."""
     bounds: tuple[int, ...]
+    never_encoded: tuple[tuple[int, int], ...]
+    """Elements whose sum this rank keeps (after a reduce-scatter): they leave no residual."""
     exact: bool
     """Whether nothing is compressed: the final bytes are then those of the output."""
     gate: bool
@@ -215,6 +217,20 @@ class _Compiler:
         else:
             message.encode = tuple(own)
 
+    def never_encoded(self, sent: list[Message]) -> tuple[tuple[int, int], ...]:
+        """What no encoding of this rank covers."""
+        encoded = [s for m in sent for s in m.encode]
+        encoded += [s for m in self.recvs if m.fused for s in m.fused.segments]
+        encoded += [m.finalize for m in self.recvs if m.finalize]
+        gaps, end = [], 0
+        for start, stop in sorted((s.start, s.stop) for s in encoded):
+            if start > end:
+                gaps.append((end, start))
+            end = max(end, stop)
+        if end < self.bounds[-1]:
+            gaps.append((end, self.bounds[-1]))
+        return tuple(gaps)
+
 
 def _fits(recv: Message, segment: Segment) -> bool:
     """Whether the receive's sum is just what the segment encodes, with the same blocks."""
@@ -281,6 +297,7 @@ def compile_program(
         wire_nbytes=sum(m.nbytes for m in sent),
         raw_nbytes=values * dtype.itemsize,
         bounds=bounds,
+        never_encoded=compiler.never_encoded(sent),
         exact=not any(s.codec.lossy for c in compiler.chunks for s in c),
         gate=len(first) == len(sent) or count < len(bounds) - 1,
     )

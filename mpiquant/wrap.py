@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mpiquant import api
+from mpiquant import api, config
 from mpiquant.stats import Stats
 from mpiquant.typing import BufSpec, CodecLike, CommLike, OpLike
 
@@ -22,15 +22,15 @@ class Wrapped:
         self, sendbuf: BufSpec, recvbuf: BufSpec, op: OpLike = MPI.SUM, **changes: Any
     ) -> Stats | None:
         """`mpiquant.Allreduce` on this communicator."""
-        options = {**self.mpiquant_options, **changes}
-        return api.Allreduce(sendbuf, recvbuf, op, comm=_plain(self), **options)
+        with config.options(**self.mpiquant_options):
+            return api.Allreduce(sendbuf, recvbuf, op, comm=_plain(self), **changes)
 
     def allreduce(self, sendobj: Any, op: OpLike = MPI.SUM, **changes: Any) -> Any:
         """`mpiquant.allreduce` for arrays, mpi4py's for any other object."""
         if not isinstance(sendobj, np.ndarray):
             return _plain(self).allreduce(sendobj, op)
-        options = {**self.mpiquant_options, **changes}
-        return api.allreduce(sendobj, op, comm=_plain(self), **options)
+        with config.options(**self.mpiquant_options):
+            return api.allreduce(sendobj, op, comm=_plain(self), **changes)
 
 
 _MAKERS = (
@@ -77,13 +77,15 @@ def wrap(
     ----------
     comm : MPI.Intracomm
     codec, algorithm, timeout
-        For all calls on it; a call may override them.  Default: those in force at the call.
+        For all calls on it, as by `options`: arrays of fewer than `min_size` elements stay exact,
+        and a call may override them.  Default: those in force at the call.
 
     Examples
     --------
     >>> comm = mpiquant.wrap(MPI.COMM_WORLD, codec="q8")
     >>> comm.Allreduce(MPI.IN_PLACE, gradient)
     """
+    comm = _plain(comm)
     wrapped = _wrapped_class(type(comm))(comm)
     given = {"codec": codec, "algorithm": algorithm, "timeout": timeout}
     wrapped.mpiquant_options = {key: value for key, value in given.items() if value is not None}

@@ -12,7 +12,7 @@ MASK = (1 << 64) - 1
 
 
 def draws(key, index, count):
-    """16-bit random numbers of values index ... index + count - 1."""
+    """Random numbers, odd and below 2^17, of values index ... index + count - 1."""
     out = np.empty(count, np.uint32)
     lane = np.arange(32, dtype=np.uint32)
     for start in range(0, count, 64):
@@ -27,7 +27,7 @@ def draws(key, index, count):
             h ^= b
             h = (h ^ (h >> np.uint32(15))) * np.uint32(0x846CA68B)
             h ^= h >> np.uint32(16)
-        both = np.concatenate([h & np.uint32(0xFFFF), h >> np.uint32(16)])
+        both = 2 * np.concatenate([h & np.uint32(0xFFFF), h >> np.uint32(16)]) + 1
         out[start : start + 64] = both[: min(64, count - start)]
     return out
 
@@ -69,7 +69,7 @@ def uniform_block(x, bits, random):
         return scale, np.rint(y).astype(np.int64)
     y = np.clip(y, -limit, limit)
     floor = np.floor(y)
-    up = random.astype(x.dtype) < (y - floor) * real(65536)
+    up = random.astype(x.dtype) < (y - floor) * real(131072)
     return scale, floor.astype(np.int64) + up
 
 

@@ -19,8 +19,8 @@ from mpiquant.typing import Array, Bytes
 class Codec(ABC):
     """Base of all codecs; a subclass is a frozen dataclass.
 
-    Only `nbytes`, `encode` and `decode` are required.  The other methods have defaults that
-    compose these three; a codec with fused kernels overrides them.
+    Only `spec`, `nbytes`, `encode` and `decode` are required.  The other methods have defaults that
+    compose the last three; a codec with fused kernels overrides them.
 
     Attributes
     ----------

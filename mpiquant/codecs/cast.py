@@ -2,7 +2,7 @@
 
 Wire: 2 bytes per value, little-endian.  Relative error at most 2^-11 (fp16, for values from
 6.1e-5 to 65504 in magnitude; larger ones become infinite, smaller ones lose bits) or 2^-8 (bf16,
-over the whole range of float32).  float64 values are first rounded to float32.
+for all normal float32 values).  float64 values are first rounded to float32.
 """
 
 from __future__ import annotations

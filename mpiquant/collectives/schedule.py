@@ -1,8 +1,8 @@
 """What an algorithm is: who sends which chunks to whom, step by step.
 
 An array is cut into *chunks*; a `Step` names, for one rank, ranges of chunks to send and to
-receive.  An algorithm is a pure function from (rank, size) to its steps; the blocking runner, the
-tests' loopback and the simulator all read the same steps.
+receive.  An algorithm is a pure function from (rank, size) to its steps; every runner reads the
+same steps.
 
 There are two kinds of messages.  A *partial* message carries a partial sum, encoded anew by its
 sender; the receiver adds it to what it has.  A *final* message carries chunks whose sum is

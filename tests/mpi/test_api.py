@@ -263,3 +263,82 @@ def test_stochastic_calls_differ_and_repeat(comm):
     with together(comm):
         np.testing.assert_array_equal(runs[0], runs[1])
         assert comm.size == 1 or np.any(runs[0][0] != runs[0][1])
+
+
+@pytest.mark.parametrize("codec", ["q8", "q2", "ternary"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_reduce_scatter_feedback_telescopes(comm, algorithm, codec):
+    """Parts that a rank keeps unencoded leave no residual; non-finite steps leave no trace."""
+    feedback = mpiquant.ErrorFeedback()
+    run = lambda x: mpiquant.reduce_scatter(  # noqa: E731
+        x, comm=comm, codec=codec, algorithm=algorithm, feedback=feedback
+    )
+    outputs, total = 0.0, np.zeros(3001)
+    for step in range(30):
+        x, exact = normals(comm, 3001, np.float64, seed=step)
+        outputs = outputs + run(x)
+        total += exact
+    broken = np.where(np.arange(3001) == 0, np.nan, 1.0) if comm.rank == 0 else np.ones(3001)
+    with np.errstate(invalid="ignore"):
+        run(broken)
+    whole = np.concatenate(comm.allgather(outputs))
+    rest = feedback.residual("") if comm.size > 1 else np.zeros(3001)
+    rests = comm.allreduce(rest)
+    with together(comm):
+        np.testing.assert_allclose(whole + rests, total, rtol=1e-9, atol=1e-9)
+
+
+def test_faces_take_what_users_have(comm):
+    from collections import namedtuple
+
+    size = comm.size
+    pair = namedtuple("pair", "w b")(np.ones(3), np.arange(2.0))
+    out = mpiquant.allreduce(pair, comm=comm)
+    target = np.empty(2)
+    listed = mpiquant.allreduce([1.0, 2.0], comm=comm, out=target)
+    swapped, native = np.arange(5, dtype=">f4"), np.empty(5, np.float32)
+    mixed = [swapped, native.copy()] if comm.rank % 2 else [np.arange(5, dtype="<f4"), native]
+    mpiquant.Allreduce(*mixed, comm=comm)
+    with together(comm):
+        assert type(out) is type(pair)
+        np.testing.assert_array_equal(out.b, size * pair.b)
+        assert listed is target
+        np.testing.assert_array_equal(target, [size, 2 * size])
+        np.testing.assert_array_equal(mixed[1], size * np.arange(5))
+    feedback = mpiquant.ErrorFeedback()
+    errors = raised(
+        comm, lambda: mpiquant.allreduce(np.ones(3), MPI.MAX, comm=comm, feedback=feedback)
+    )
+    with together(comm):
+        assert all("ValueError" in e[0] and "feedback" in e[1] for e in errors)
+
+
+def test_wrapped_metrics_stay_exact(comm):
+    twice = mpiquant.wrap(mpiquant.wrap(comm), codec="q2")
+    loss = np.array([0.1 * (comm.rank + 1), 1e6])
+    out = twice.allreduce(loss)
+    with together(comm):
+        np.testing.assert_allclose(out, [0.05 * comm.size * (comm.size + 1), 1e6 * comm.size])
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_broken_communicator_says_so(comm):
+    private = comm.Dup()
+    x = np.ones(3000, np.float32)
+    call = lambda **k: mpiquant.allreduce(x, comm=private, algorithm="ring", **k)  # noqa: E731
+    call()
+    late = comm.rank == 0
+    if not late:
+        with pytest.raises(mpiquant.CallTimeoutError):
+            call(timeout=0.3)
+        with pytest.raises(mpiquant.LifecycleError, match="cannot be used any more"):
+            call()
+    comm.Barrier()
+
+
+@pytest.mark.parametrize("op", [MPI.SUM, MPI.MAX, MPI.BAND])
+def test_error_statistics_of_integers(comm, op):
+    out, stats = mpiquant.allreduce(np.arange(5), op, comm=comm, stats="error")
+    with together(comm):
+        assert stats.error == stats.max_error == 0
+        assert comm.size == 1 or stats.algorithm == "native"

@@ -248,7 +248,7 @@ def test_casts(dtype, bfloat):
 def test_stochastic_rounding_is_unbiased_and_its_draws_are_uniform():
     n = 1 << 18
     draws = np.concatenate([oracle.draws(5, i << 12, 1 << 12) for i in range(n >> 12)])
-    counts = np.bincount(draws >> 8, minlength=256)
+    counts = np.bincount(draws >> 9, minlength=256)
     chi2 = float(np.sum((counts - n / 256) ** 2) / (n / 256))
     assert 255 - 5 * 22.6 < chi2 < 255 + 5 * 22.6  # mean 255, standard deviation 22.6
     lagged = np.corrcoef(draws[:-1], draws[1:])[0, 1]
