@@ -32,7 +32,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import cached_property
 from hashlib import blake2b
@@ -48,7 +48,7 @@ from mpiquant.errors import (
     MPIQuantError,
     RemoteTypeError,
 )
-from mpiquant.typing import Array, Bytes
+from mpiquant.typing import Bytes
 
 HEADER_TAG, POISON_TAG, FIRST_TAG, TAGS = 1, 2, 16, 32000
 """Payload tags are FIRST_TAG + call number mod TAGS: never above the least bound, 32767."""
@@ -231,9 +231,7 @@ class Call:
         if self.timeout is not None and now - self.started > self.timeout:
             peer = self.waits_for()
             missing = f"rank {peer}" if peer is not None else "other ranks"
-            raise CallTimeoutError(
-                f"{self} waited for {missing} for more than {self.timeout} s"
-            )
+            raise CallTimeoutError(f"{self} waited for {missing} for more than {self.timeout} s")
 
     def wait_for(self, request: MPI.Request, peer: int | None = None) -> None:
         self.waits_for = lambda: peer
@@ -394,10 +392,8 @@ class Call:
         if request != MPI.REQUEST_NULL:
             status = MPI.Status()
             request.Cancel()
-            try:
+            with suppress(MPI.Exception):  # too long a message, received in part
                 request.Wait(status)
-            except MPI.Exception:
-                pass  # too long a message, received in part
             if status.Is_cancelled():
                 return
         self.got[peer, column] += 1
@@ -431,7 +427,7 @@ def channel_of(comm: MPI.Intracomm | None) -> Channel:
     if not _keyvals:
         _keyvals.append(MPI.Comm.Create_keyval(delete_fn=_free_channel))
     channel = comm.Get_attr(_keyvals[0])
-    if channel is None:
+    if not isinstance(channel, Channel):
         channel = Channel(comm)
         comm.Set_attr(_keyvals[0], channel)
     if channel.pid != os.getpid():

@@ -1,4 +1,4 @@
-from typing_extensions import Buffer
+from mpiquant.typing import Array
 
 NEAREST: int
 STOCHASTIC: int
@@ -14,31 +14,29 @@ def isa() -> str: ...
 def available_isas() -> tuple[str, ...]: ...
 def segment_nbytes(count: int, kind: int, bits: int, block: int, itemsize: int) -> int: ...
 def encode(
-    x: Buffer,
-    wire: Buffer,
+    x: Array,
+    wire: Array,
     kind: int,
     bits: int,
     block: int,
     key: int = 0,
     index: int = 0,
-    residual: Buffer | None = None,
+    residual: Array | None = None,
 ) -> bool: ...
 def decode(
-    wire: Buffer, out: Buffer, kind: int, bits: int, block: int, addend: Buffer | None = None
+    wire: Array, out: Array, kind: int, bits: int, block: int, addend: Array | None = None
 ) -> bool: ...
 def hop(
-    wire_in: Buffer,
+    wire_in: Array,
     bits_in: int,
-    x: Buffer,
-    wire: Buffer,
+    x: Array,
+    wire: Array,
     kind: int,
     bits: int,
     block: int,
     key: int = 0,
     index: int = 0,
-    residual: Buffer | None = None,
+    residual: Array | None = None,
 ) -> bool: ...
-def cast_encode(x: Buffer, wire: Buffer, bfloat: bool, residual: Buffer | None = None) -> None: ...
-def cast_decode(
-    wire: Buffer, out: Buffer, bfloat: bool, addend: Buffer | None = None
-) -> bool: ...
+def cast_encode(x: Array, wire: Array, bfloat: bool, residual: Array | None = None) -> None: ...
+def cast_decode(wire: Array, out: Array, bfloat: bool, addend: Array | None = None) -> bool: ...

@@ -266,14 +266,15 @@ def hop(wire_in, int bits_in, x, wire, int kind, int bits, int64_t block, uint64
     cdef _Buffer bi = _bytes(wire_in, False, mpq_segment_nbytes(n, &fi, size), "wire_in")
     cdef _Buffer bw = _bytes(wire, True, mpq_segment_nbytes(n, &f, size), "wire")
     cdef void *r = NULL if br is None else br.view.buf
+    cdef const uint8_t *wi = <const uint8_t *> bi.view.buf
+    cdef uint8_t *w = <uint8_t *> bw.view.buf
     cdef int flags
     with nogil:
         if bx.kind == c"f":
-            flags = kernels.hop_f32(<const uint8_t *> bi.view.buf, &fi, <const float *> bx.view.buf,
-                                    n, <uint8_t *> bw.view.buf, &f, s, <float *> r)
+            flags = kernels.hop_f32(wi, &fi, <const float *> bx.view.buf, n, w, &f, s, <float *> r)
         else:
-            flags = kernels.hop_f64(<const uint8_t *> bi.view.buf, &fi, <const double *> bx.view.buf,
-                                    n, <uint8_t *> bw.view.buf, &f, s, <double *> r)
+            flags = kernels.hop_f64(wi, &fi, <const double *> bx.view.buf, n, w, &f, s,
+                                    <double *> r)
     return flags != 0
 
 

@@ -65,7 +65,9 @@ def _checked(
                 raise TypeError(f"feedback is a {type(feedback).__name__}, expected ErrorFeedback")
             mpi_op, mean = _parse_op(op)
             if feedback is not None and mpi_op != MPI.SUM:
-                raise ValueError("feedback needs op 'sum' or 'mean': other results have no residual")
+                raise ValueError(
+                    "feedback needs op 'sum' or 'mean': other results have no residual"
+                )
         request = _Request(
             channel, options, mpi_op, mean, codec is not None, feedback, stats or None, Stats()
         )
@@ -111,7 +113,7 @@ def _make_items(
         whole = request.mean and dtype.kind in "iu"
         work = np.dtype(np.float64) if whole else entry.work_dtype
         result = work if whole else dtype.newbyteorder("=")
-        codec = codecs.EXACT
+        codec: Codec = codecs.EXACT
         if work.kind == "f" and not whole:
             codec = codecs.resolve(request.options.codec, entry.name, entry.array.shape)
         if out is not None:
@@ -198,9 +200,7 @@ def _with_residuals(request: _Request, bucket: list[_Item], x: Array) -> Array |
     return rest
 
 
-def _keep_residuals(
-    request: _Request, bucket: list[_Item], rest: Array, nonfinite: bool
-) -> None:
+def _keep_residuals(request: _Request, bucket: list[_Item], rest: Array, nonfinite: bool) -> None:
     assert request.feedback is not None
     if nonfinite:
         return
@@ -342,23 +342,26 @@ def Allreduce(
             target = _buffers.from_spec(recvbuf, "recvbuf")
             in_place = sendbuf is MPI.IN_PLACE or sendbuf is None
             source = target if in_place else _buffers.from_spec(sendbuf, "sendbuf")
-            plain = source is not None and target is not None and _same_numbers(source, target)
-            if not plain and request.mean:
+            items = _plain_items(request, source, target, name or "")
+            if not items and request.mean:
                 raise ValueError("op 'mean' needs plain arrays of numbers")
-            if plain and source.size != target.size:
-                raise ValueError(
-                    f"sendbuf has {source.size} elements, recvbuf has {target.size}"
-                )
-            items = []
-            if plain:
-                entry = Entry(name or "", source, False)
-                items = _make_items(request, [entry], [target], lambda e: e.array.shape)
-        if not plain:
+        if not items:
             request.channel.comm.Allreduce(sendbuf, recvbuf, request.op)
             request.stats.chose("native", "exact", "the buffers are not plain arrays of numbers")
         for item in items:
             _deliver(item, _reduce_bucket(request, [item], "allreduce"))
         return request.stats if stats else None
+
+
+def _plain_items(
+    request: _Request, source: Array | None, target: Array | None, name: str
+) -> list[_Item]:
+    """The item of two plain buffers of one dtype; none if only MPI can reduce them."""
+    if source is None or target is None or not _same_numbers(source, target):
+        return []
+    if source.size != target.size:
+        raise ValueError(f"sendbuf has {source.size} elements, recvbuf has {target.size}")
+    return _make_items(request, [Entry(name, source, False)], [target], lambda e: e.array.shape)
 
 
 def _same_numbers(a: Array, b: Array) -> bool:

@@ -179,7 +179,7 @@ def _run_schedule(job: Job, call: Call, program: Program, stats: Stats) -> bool:
     if job.kind == "reduce_scatter":
         begin, end = program.bounds[call.channel.rank : call.channel.rank + 2]
         return not np.all(np.isfinite(job.out[begin:end]))
-    return execution.nonfinite or program.exact and not np.all(np.isfinite(job.out))
+    return execution.nonfinite or (program.exact and not np.all(np.isfinite(job.out)))
 
 
 def _run_native(job: Job, call: Call, stats: Stats) -> bool:
@@ -246,5 +246,3 @@ def achieved_error(job: Job, exact_input: Array, channel: Channel, stats: Stats)
     difference = np.abs(job.out[part] - exact)
     largest = float(difference.max(initial=0)) / (channel.size if job.mean else 1)
     stats.compare(float(np.sum(difference**2)), float(np.sum(np.abs(exact) ** 2)), largest)
-
-

@@ -247,4 +247,3 @@ class Execution:
     def _give(self, buffer: Bytes) -> None:
         whole = buffer if buffer.base is None else buffer.base
         self.idle.append(whole)
-

@@ -35,7 +35,7 @@ class Segment:
     start: int
     stop: int
     origin: int
-    """First element of the chunk or partial message: its blocks and random numbers count from it."""
+    """First element of the chunk or partial message, from which blocks and random numbers count."""
     codec: Codec
     nbytes: int
     offset: int

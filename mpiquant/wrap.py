@@ -34,9 +34,11 @@ class Wrapped:
 
 
 _MAKERS = (
-    "Clone Create Create_cart Create_dist_graph Create_dist_graph_adjacent Create_graph "
-    "Create_group Dup Dup_with_info Idup Idup_with_info Split Split_type Sub"
-).split()
+    *("Clone", "Dup", "Dup_with_info", "Idup", "Idup_with_info", "Split", "Split_type", "Sub"),
+    *("Create", "Create_group", "Create_cart", "Create_graph"),
+    *("Create_dist_graph", "Create_dist_graph_adjacent"),
+)
+"""Methods that make a communicator."""
 
 
 def _plain(comm: Any) -> Any:
@@ -86,7 +88,7 @@ def wrap(
     >>> comm.Allreduce(MPI.IN_PLACE, gradient)
     """
     comm = _plain(comm)
-    wrapped = _wrapped_class(type(comm))(comm)
+    wrapped = _wrapped_class(type(comm))(comm)  # type: ignore[arg-type]
     given = {"codec": codec, "algorithm": algorithm, "timeout": timeout}
     wrapped.mpiquant_options = {key: value for key, value in given.items() if value is not None}
     return wrapped

@@ -158,7 +158,7 @@ def plot_accuracy(axes: Any, rows: list[dict[str, Any]], codecs: list[str]) -> N
         if "exact" in mine:
             axes.axhline(mine["exact"]["accuracy"], color=f"C{i}", ls="--", lw=0.8, alpha=0.6)
     ratios = {row["codec"]: row["ratio"] for row in rows if row["model"] == models[0]}
-    labels = [f"{c}\n{ratios[c]:.3g}×" if ratios[c] else c for c in codecs]
+    labels = [f"{c}\n{ratios[c]:.3g}x" if ratios[c] else c for c in codecs]
     axes.set_xticks(range(len(codecs)), labels)
     axes.set(xlabel=f"codec, and raw bytes / bytes sent ({models[0]})", ylabel="test accuracy (%)")
     legend_above(axes)

@@ -70,6 +70,7 @@ def test_float32_stays_float32(name: str) -> None:
     x = np.random.default_rng(1).random((4, 64), dtype=np.float32)
     _, grads = net.loss_and_grads(params, x, np.arange(4), samples=4.5)
     for key, grad in grads.items():
-        assert grad.dtype == np.float32 and grad.shape == params[key].shape
+        assert grad.dtype == np.float32
+        assert grad.shape == params[key].shape
         assert grad.flags.c_contiguous
     assert net.predict(params, x).shape == (4,)

@@ -53,7 +53,7 @@ def add_parser(commands: Any) -> None:
         "--pool",
         type=int,
         default=2 * WINDOW,
-        help="wire buffers used in turn, as the runner does (0: memory of its own for each segment)",
+        help="wire buffers used in turn, as by the runner (0: one for each segment)",
     )
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -76,7 +76,11 @@ def run(arguments: argparse.Namespace) -> int:
                         flush=True,
                     )
     if arguments.json:
-        report = {"version": __version__, "args": _plain(arguments), "results": list(map(asdict, rows))}
+        report = {
+            "version": __version__,
+            "args": _plain(arguments),
+            "results": list(map(asdict, rows)),
+        }
         arguments.json.write_text(json.dumps(report, indent=1))
     return 0
 
@@ -93,7 +97,9 @@ def _codec(name: str, block: int) -> Codec:
     bits = int(name[1:].rstrip("s"))
     if bits < 3:
         return LowBitCodec(bits=bits, block=block)
-    return UniformCodec(bits=bits, block=block, rounding="stochastic" if name[-1] == "s" else "nearest")
+    return UniformCodec(
+        bits=bits, block=block, rounding="stochastic" if name[-1] == "s" else "nearest"
+    )
 
 
 def measure(codec: Codec, dtype: str, arguments: argparse.Namespace) -> Iterator[Row]:
@@ -109,7 +115,9 @@ def measure(codec: Codec, dtype: str, arguments: argparse.Namespace) -> Iterator
             kernel=kernel,
             codec=codec.spec,
             bits=codec.bits,
-            rounding=getattr(codec, "rounding", "nearest" if codec.spec != "ternary" else "stochastic"),
+            rounding=getattr(
+                codec, "rounding", "nearest" if codec.spec != "ternary" else "stochastic"
+            ),
             dtype=dtype,
             isa=_kernels.isa(),
             gbps=round(x.nbytes / ours / 1e9, 3),

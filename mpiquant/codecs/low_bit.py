@@ -31,7 +31,7 @@ class LowBitCodec(BlockCodec):
         Values that share a scale, 1 to 8192; by default 512.
     """
 
-    bits: int = 1  # type: ignore[misc]
+    bits: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()

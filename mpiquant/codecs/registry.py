@@ -8,8 +8,8 @@ without arguments (a codec class will do).
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from importlib.metadata import entry_points
+from functools import cache, partial
+from importlib.metadata import EntryPoint, entry_points
 
 from mpiquant.codecs.abc import Codec
 from mpiquant.codecs.cast import BFloat16Codec, Float16Codec
@@ -28,8 +28,8 @@ _makers: dict[str, Callable[[], Codec]] = {
     "sign": LowBitCodec,
     "ternary": TernaryCodec,
     "q1": LowBitCodec,
-    "q2": lambda: LowBitCodec(bits=2),
-    **{f"q{bits}": lambda bits=bits: UniformCodec(bits=bits) for bits in range(3, 17)},
+    "q2": partial(LowBitCodec, bits=2),
+    **{f"q{bits}": partial(UniformCodec, bits=bits) for bits in range(3, 17)},
 }
 
 
@@ -47,10 +47,12 @@ def names() -> tuple[str, ...]:
 
 @cache
 def _installed() -> dict[str, Callable[[], Codec]]:
-    return {
-        point.name: (lambda point=point: point.load()())
-        for point in entry_points(group="mpiquant.codecs")
-    }
+    return {p.name: partial(_load, p) for p in entry_points(group="mpiquant.codecs")}
+
+
+def _load(point: EntryPoint) -> Codec:
+    codec: Codec = point.load()()
+    return codec
 
 
 def by_name(name: str) -> Codec:

@@ -2,9 +2,9 @@
 
 A block's scale is its largest magnitude A over L = 2^(bits-1) - 1, in the data's own precision;
 a value is an integer of -L ... L times the scale.  Nearest rounding errs by at most A / (2L),
-stochastic rounding by less than A / L and is unbiased
-(to within 2^-17 of a step, the resolution of its random numbers).  Wire: bits * ceil(n/8) bytes and a scale
-per block (float32: 3.97 times smaller at 8 bits, 7.88 at 4).
+stochastic rounding by less than A / L and is unbiased (to within 2^-17 of a step, the resolution
+of its random numbers).  Wire: bits * ceil(n/8) bytes and a scale per block (float32: 3.97 times
+smaller at 8 bits, 7.88 at 4).
 
 The default block is 512, but 128 at 3 bits: with 7 levels only, the largest of 512 values leaves
 most of the others in the zero bin, and on heavy-tailed data 3 bits would be no better than the
@@ -38,7 +38,7 @@ class UniformCodec(BlockCodec):
         Of the random numbers of stochastic rounding.
     """
 
-    bits: int = 8  # type: ignore[misc]
+    bits: int = 8
     rounding: Rounding = "nearest"
     seed: int = 0
 

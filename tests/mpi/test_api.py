@@ -14,7 +14,7 @@ def test_dicts_and_lists_are_fused_and_matched_by_name(comm):
     size, rank = comm.size, comm.rank
     names = ["w", "b", "n"] if rank % 2 else ["n", "b", "w"]
     values = {"w": np.full((3, 4), rank + 1.0), "b": np.full(5, 10.0), "n": np.arange(3)}
-    out, stats = mpiquant.allreduce({k: values[k] for k in names}, comm=comm, stats=True)
+    out = mpiquant.allreduce({k: values[k] for k in names}, comm=comm)
     first, second = mpiquant.allreduce([np.ones(2, "f4"), np.ones((2, 2))], comm=comm)
     pair = mpiquant.allreduce((np.ones(2), np.ones(2)), comm=comm)
     with together(comm):
@@ -46,7 +46,7 @@ def test_policy_keeps_biases_exact(comm):
 
 def test_statistics(comm):
     x, _ = normals(comm, 1 << 18)
-    out, stats = mpiquant.allreduce(x, comm=comm, codec="q8", stats="error")
+    _, stats = mpiquant.allreduce(x, comm=comm, codec="q8", stats="error")
     _, native = mpiquant.allreduce(x, comm=comm, stats=True)
     with together(comm):
         if comm.size == 1:
@@ -142,7 +142,7 @@ def test_options_precedence(comm, monkeypatch):
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("algorithm", ("auto", *ALGORITHMS))
+@pytest.mark.parametrize("algorithm", ["auto", *ALGORITHMS])
 @pytest.mark.parametrize("count", [3, 300_000])
 def test_disagreement_is_an_error_on_every_rank(comm, algorithm, count):
     """Shape, dtype, op, codec or algorithm; known plans and new ones; the next call is right."""
@@ -177,13 +177,11 @@ def test_timeout_names_the_missing_rank(comm):
     error = None
     if comm.rank != 1:
         try:
-            mpiquant.allreduce(
-                x, comm=private, codec="q8", algorithm="ring", timeout=0.5, name="w"
-            )
+            mpiquant.allreduce(x, comm=private, codec="q8", algorithm="ring", timeout=0.5, name="w")
         except TimeoutError as caught:
             error = str(caught)
     with together(comm):
-        if comm.rank == 2 or comm.size == 2 and comm.rank == 0:
+        if comm.rank == 2 or (comm.size == 2 and comm.rank == 0):
             assert "rank 1" in error
             assert "'w'" in error
         if comm.rank != 1:
@@ -194,7 +192,11 @@ def test_bad_arguments(comm):
     x = np.ones(10)
     for call, kind, text in (
         (lambda: mpiquant.allreduce(x, comm=comm, codec="q99"), "ValueError", "unknown codec"),
-        (lambda: mpiquant.allreduce(x, comm=comm, algorithm="star"), "ValueError", "unknown algorithm"),
+        (
+            lambda: mpiquant.allreduce(x, comm=comm, algorithm="star"),
+            "ValueError",
+            "unknown algorithm",
+        ),
         (lambda: mpiquant.allreduce(x, "median", comm=comm), "ValueError", "op is"),
         (lambda: mpiquant.allreduce(x, comm=comm, feedback={}), "TypeError", "feedback"),
         (lambda: mpiquant.allreduce(x, comm=comm, stats="all"), "ValueError", "stats"),
@@ -229,9 +231,7 @@ def test_reduce_scatter_and_allgather_faces(comm):
         mean = mpiquant.reduce_scatter(x, "mean", comm=comm, algorithm=algorithm)
         rows = mpiquant.allgather(np.full((2, 3), rank), comm=comm, algorithm=algorithm)
         target = np.empty((size, 4), np.float32)
-        mpiquant.allgather(
-            np.full(4, rank, np.float32), comm=comm, algorithm=algorithm, out=target
-        )
+        mpiquant.allgather(np.full(4, rank, np.float32), comm=comm, algorithm=algorithm, out=target)
         with together(comm):
             first = 3 * rank if rank < 1 else 2 * rank + 1
             expected = np.arange(first, first + (3 if rank < 1 else 2))
@@ -241,7 +241,7 @@ def test_reduce_scatter_and_allgather_faces(comm):
             np.testing.assert_array_equal(rows[:, 1, 2], np.arange(size))
             np.testing.assert_array_equal(target[:, 0], np.arange(size))
     feedback = mpiquant.ErrorFeedback()
-    x, exact = normals(comm, 3000, np.float64)
+    x, _ = normals(comm, 3000, np.float64)
     outputs = np.zeros((size, 3000))
     for _ in range(20):
         outputs += mpiquant.allgather(x, comm=comm, codec="q2", feedback=feedback, algorithm="hd")
@@ -338,7 +338,7 @@ def test_a_broken_communicator_says_so(comm):
 
 @pytest.mark.parametrize("op", [MPI.SUM, MPI.MAX, MPI.BAND])
 def test_error_statistics_of_integers(comm, op):
-    out, stats = mpiquant.allreduce(np.arange(5), op, comm=comm, stats="error")
+    _, stats = mpiquant.allreduce(np.arange(5), op, comm=comm, stats="error")
     with together(comm):
         assert stats.error == stats.max_error == 0
         assert comm.size == 1 or stats.algorithm == "native"

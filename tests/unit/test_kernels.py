@@ -61,7 +61,9 @@ def test_encode_decode_and_hop_equal_the_oracle(kind, bits, dtype):
             assert not flag
 
             values = oracle.decode(expected, n, kind, bits, block, dtype)
-            np.testing.assert_array_equal(values, codes.astype(dtype) * np.repeat(scales, block)[:n])
+            np.testing.assert_array_equal(
+                values, codes.astype(dtype) * np.repeat(scales, block)[:n]
+            )
             out = np.full(n, np.nan, dtype)
             k.decode(wire, out, kind, bits, block)
             np.testing.assert_array_equal(out, values)
@@ -169,9 +171,9 @@ def test_b34_packed_length_pad_bits_and_round_trip():
                 out = np.empty(n, np.float32)
                 k.decode(wire, out, kind, bits, 512)
                 np.testing.assert_array_equal(out, x)
-    assert [k.segment_nbytes(65, k.NEAREST if b > 1 else k.LEVELS, b, 512, 4) - 4 for b in range(1, 9)] == [
-        9, 18, 27, 36, 45, 54, 63, 72,
-    ]  # fmt: skip
+    kinds = [k.LEVELS] + 7 * [k.NEAREST]
+    nbytes = [k.segment_nbytes(65, kind, 1 + i, 512, 4) - 4 for i, kind in enumerate(kinds)]
+    assert nbytes == [9, 18, 27, 36, 45, 54, 63, 72]
 
 
 def test_b34_truncated_input_is_refused():
@@ -214,13 +216,15 @@ def test_casts(dtype, bfloat):
 
     finite = np.isfinite(exact)
     rng = np.random.default_rng(0)
-    x = np.concatenate([
-        exact[finite],
-        np.nextafter(exact[finite], np.float32(np.inf)),
-        ((exact[finite][:-1].astype(np.float64) + exact[finite][1:]) / 2).astype(np.float32),
-        rng.standard_normal(1001).astype(np.float32),
-        np.float32([np.inf, -np.inf, 0.0, -0.0, 65519.9, 65520.0, 1e-8, 3e38]),
-    ]).astype(dtype)
+    x = np.concatenate(
+        [
+            exact[finite],
+            np.nextafter(exact[finite], np.float32(np.inf)),
+            ((exact[finite][:-1].astype(np.float64) + exact[finite][1:]) / 2).astype(np.float32),
+            rng.standard_normal(1001).astype(np.float32),
+            np.float32([np.inf, -np.inf, 0.0, -0.0, 65519.9, 65520.0, 1e-8, 3e38]),
+        ]
+    ).astype(dtype)
     got, rest = np.empty(len(x), np.uint16), np.empty_like(x)
     k.cast_encode(x, got, bfloat, rest)
     if bfloat:

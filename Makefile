@@ -1,0 +1,59 @@
+# Two commands need nothing but Python 3.11 and a C compiler:
+#   make demo    a real training run on 4 ranks
+#   make test    all tests, on MPICH and on Open MPI
+# Each MPI has a virtual environment of its own, since their wheels overwrite each other's files.
+.SECONDARY:
+
+PYTHON ?= python3
+VENV := .venv
+PIP := -m pip install --quiet --disable-pip-version-check
+SOURCES := pyproject.toml setup.py mpiquant/_kernels.pyx $(wildcard csrc/*)
+export OMP_NUM_THREADS := 1
+export OPENBLAS_NUM_THREADS := 1
+
+.PHONY: demo test test-unit test-mpich test-openmpi lint docs claims-main clean
+
+demo: $(VENV)/mpich.demo
+	timeout 240 $(VENV)/mpich/bin/mpiexec -n 4 $(VENV)/mpich/bin/python -m mpi4py \
+	  docs/examples/train_mnist.py --plot train_mnist.png
+
+test: test-unit test-mpich test-openmpi
+
+test-unit: $(VENV)/mpich.test
+	$(VENV)/mpich/bin/python -m pytest -q tests/unit docs/examples
+
+test-mpich test-openmpi: test-%: $(VENV)/%.test
+	$(VENV)/$*/bin/python tests/run_mpi.py
+
+lint: $(VENV)/mpich.lint
+	$(VENV)/mpich/bin/ruff check .
+	$(VENV)/mpich/bin/ruff format --check .
+	PATH="$(VENV)/mpich/bin:$$PATH" $(VENV)/mpich/bin/cython-lint mpiquant/_kernels.pyx
+	$(VENV)/mpich/bin/mypy
+
+docs: $(VENV)/mpich.docs
+	$(VENV)/mpich/bin/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
+# Every claim of the README, measured on this machine; nothing else should run meanwhile.
+claims-main: $(VENV)/mpich.demo $(VENV)/mpich.test $(VENV)/openmpi.test
+	$(VENV)/mpich/bin/python bench/claims/main.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info mpiquant/_kernels.c mpiquant/*.so docs/_build
+
+# Environments.  An extra's packages are added without building the package again.
+extra = $(shell $(PYTHON) -c "import tomllib; \
+  print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$(1)'])")
+
+$(VENV)/%.built: $(SOURCES)
+	test -x $(VENV)/$*/bin/python || $(PYTHON) -m venv $(VENV)/$*
+	$(VENV)/$*/bin/python $(PIP) --editable '.[$*]'
+	touch $@
+
+$(VENV)/mpich.%: $(VENV)/mpich.built pyproject.toml
+	$(VENV)/mpich/bin/python $(PIP) $(call extra,$*)
+	touch $@
+
+$(VENV)/openmpi.%: $(VENV)/openmpi.built pyproject.toml
+	$(VENV)/openmpi/bin/python $(PIP) $(call extra,$*)
+	touch $@

@@ -1,0 +1,201 @@
+"""`make claims-main`: measures every claim on kernels, ratios, identity, feedback and training.
+
+Exit code 1 if a point falls short.  Run it on an otherwise idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from _report import Claims
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+from run_mpi import launcher  # noqa: E402
+
+SIZES = (1, 2, 3, 4, 5, 8)
+SEEDS = 8
+
+
+def run_ranks(size: int, *command: str, venv: str = "mpich", limit: int = 900) -> str:
+    """Output of a Python command on several ranks; raises if it fails."""
+    mpiexec, environment = launcher(ROOT / ".venv" / venv / "bin")
+    python = str(ROOT / ".venv" / venv / "bin" / "python")
+    full = [*mpiexec, "-n", str(size), python, "-m", "mpi4py", *command]
+    done = subprocess.run(
+        full, env=environment, capture_output=True, text=True, timeout=limit, cwd=ROOT
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(full)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    return done.stdout
+
+
+def kernels(claims: Claims, folder: Path) -> None:
+    """Throughput against np.copyto of the same array, 64 MiB."""
+    file = folder / "kernels.json"
+    command = [sys.executable, "-m", "mpiquant.cli.main", "bench", "kernels"]
+    subprocess.run([*command, "--json", str(file)], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    rows = {
+        (r["kernel"], r["bits"], r["rounding"], r["dtype"]): r
+        for r in json.loads(file.read_text())["results"]
+        if r["codec"].startswith("q")
+    }
+    get = lambda *key: rows[key]["vs_copyto"]  # noqa: E731
+    for bits in (8, 4, 2, 1):
+        for kernel in ("encode", "decode_add"):
+            name = f"{kernel}, {bits} bit, float32: times np.copyto"
+            claims.at_least(name, get(kernel, bits, "nearest", "float32"), 1.5)
+    for bits in (8, 4):
+        ratio = get("encode", bits, "stochastic", "float32")
+        ratio /= get("encode", bits, "nearest", "float32")
+        claims.at_least(f"encode, {bits} bit: stochastic over nearest", ratio, 0.5)
+    for bits in (8, 4, 2, 1):
+        fused = get("hop", bits, "nearest", "float32")
+        ratio = fused / get("unfused", bits, "nearest", "float32")
+        claims.at_least(f"fused hop over its three parts, {bits} bit", ratio, 1.0)
+    for bits in (8, 4, 2, 1):
+        for kernel in ("encode", "decode_add"):
+            ratio = rows[kernel, bits, "nearest", "float64"]["gbps"]
+            ratio /= rows[kernel, bits, "nearest", "float32"]["gbps"]
+            claims.at_least(f"{kernel}, {bits} bit: float64 over float32 in GB/s", ratio, 0.6)
+
+
+def errors_fall(claims: Claims) -> None:
+    """One encoding at 1 to 8 bits with the default blocks."""
+    from mpiquant.codecs import by_name
+
+    rng = np.random.default_rng(0)
+    data = {
+        "N(0,1)": rng.standard_normal(1 << 20),
+        "Laplace": rng.laplace(size=1 << 20),
+        "Student-t(3)": rng.standard_t(3, 1 << 20),
+    }
+    for name, values in data.items():
+        x = values.astype(np.float32)
+        found = []
+        for bits in range(1, 9):
+            codec = by_name(f"q{bits}")
+            wire, out = np.empty(codec.nbytes(x.size, x.dtype), np.uint8), np.empty_like(x)
+            codec.encode(x, wire)
+            codec.decode(wire, out)
+            found.append(float(np.linalg.norm(out - x) / np.linalg.norm(x)))
+        worst = max(later / earlier for earlier, later in pairwise(found))
+        claims.check(f"error on {name}, 1 to 8 bits: largest step ratio", worst, "< 1", worst < 1)
+
+
+def on_ranks(claims: Claims) -> None:
+    """Ratio, identity, repeats, feedback: one launch per number of ranks and MPI."""
+    script = str(Path(__file__).with_name("on_ranks.py"))
+    worst: dict[str, dict[str, float]] = {}
+    for venv in ("mpich", "openmpi"):
+        for size in range(1, 9):
+            for line in run_ranks(size, script, venv=venv).splitlines():
+                if line.startswith("{"):
+                    row = json.loads(line)
+                    best = worst.setdefault(row["point"], row)
+                    pick = min if row["sense"] == "least" else max
+                    best["figure"] = pick(best["figure"], row["figure"])
+    for point, row in worst.items():
+        check = claims.at_least if row["sense"] == "least" else claims.at_most
+        check(point, row["figure"], row["bound"])
+
+
+def bounded_residuals(claims: Claims) -> None:
+    """Residual of the low-bit codecs over 1,000 steps of 16 simulated ranks."""
+    sys.path.insert(0, str(ROOT / "tests" / "unit"))
+    from test_program import collective
+
+    from mpiquant.codecs import by_name
+    from mpiquant.collectives import ALGORITHMS
+
+    for name in ("q1", "q2", "ternary"):
+        for algorithm in ALGORITHMS:
+            rng = np.random.default_rng(0)
+            rests = [np.zeros(1024, np.float32) for _ in range(16)]
+            norms = []
+            for step in range(1000):
+                inputs = [rng.standard_normal(1024).astype(np.float32) for _ in range(16)]
+                rests = [x + r for x, r in zip(inputs, rests, strict=True)]
+                collective("allreduce", algorithm, inputs, by_name(name), rests=rests, seed=step)
+                norms.append(float(np.sqrt(np.mean(np.square(rests)))))
+            growth = np.mean(norms[-100:]) / np.mean(norms[300:400])
+            point = f"{name}, {algorithm}: residual of steps 900-999 over 300-399"
+            claims.at_most(point, float(growth), 1.2)
+
+
+def training(claims: Claims, folder: Path) -> None:
+    """Loss of accuracy, paired by seed, in points; a mean minus two standard errors is judged."""
+    file = folder / "training.json"
+    script = str(ROOT / "docs" / "examples" / "train_mnist.py")
+    run_ranks(
+        4, script, "--seeds", str(SEEDS), "--codecs", "exact,q8,q4,q2,q1", "--plot", "",
+        "--json", str(file),
+    )  # fmt: skip
+    table: dict[tuple[str, str], list[float]] = {}
+    for run in json.loads(file.read_text())["runs"]:
+        table.setdefault((run["model"], run["codec"]), []).append(run["accuracy"])
+        if run["codec"] != "exact" and not run["identical"]:
+            claims.check(f"{run['model']}, {run['codec']}: replicas identical", "no", "yes", False)
+    for (model, codec), accuracies in table.items():
+        if codec == "exact":
+            continue
+        losses = np.array(table[model, "exact"]) - np.array(accuracies)
+        mean, error = losses.mean(), losses.std(ddof=1) / np.sqrt(len(losses))
+        limit = 0.3 if codec in ("q8", "q4") else 1.0
+        point = f"{model}, {codec}: loss of accuracy in points, {len(losses)} seeds"
+        holds = bool(mean - 2 * error <= limit)
+        claims.check(point, f"{mean:.2f} +- {error:.2f}", f"-2se <= {limit}", holds)
+
+
+def drop_in(claims: Claims) -> None:
+    """An OSU-style script of plain mpi4py calls, changed in one line only."""
+    original = Path(__file__).parents[1] / "osu_allreduce.py"
+    line = "comm = MPI.COMM_WORLD"
+    text = original.read_text()
+    assert text.count(line) == 1
+    with tempfile.TemporaryDirectory() as folder:
+        for venv in ("mpich", "openmpi"):
+            plain = run_ranks(4, str(original), venv=venv)
+            for options in ("", ', codec="q8"'):
+                wrapped = Path(folder) / "osu_wrapped.py"
+                change = f"import mpiquant; {line}; comm = mpiquant.wrap(comm{options})"
+                wrapped.write_text(text.replace(line, change))
+                ours = run_ranks(4, str(wrapped), venv=venv)
+                same = ours.count("Pass") == plain.count("Pass") > 0 and "Fail" not in ours
+                point = f"OSU-style script on wrap(comm{options}), {venv}: sizes that validate"
+                claims.check(point, f"{ours.count('Pass')}", f"= {plain.count('Pass')}", same)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parts = ("kernels", "errors", "ranks", "residuals", "training", "dropin")
+    parser.add_argument("--only", choices=parts)
+    only = parser.parse_args().only
+    claims = Claims()
+    print(f"{'point':64} {'figure':>22} {'bound':>14}  verdict")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for part, work in (
+            ("kernels", lambda: kernels(claims, folder)),
+            ("errors", lambda: errors_fall(claims)),
+            ("ranks", lambda: on_ranks(claims)),
+            ("residuals", lambda: bounded_residuals(claims)),
+            ("training", lambda: training(claims, folder)),
+            ("dropin", lambda: drop_in(claims)),
+        ):
+            if only in (None, part):
+                work()
+    return claims.code
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())
