@@ -163,10 +163,10 @@ class Channel:
 
     @contextmanager
     def refusing(self, name: str) -> Iterator[None]:
-        """Make a TypeError or ValueError of the block an error on every rank."""
+        """Make an exception of the block, before any message, an error on every rank."""
         try:
             yield
-        except (TypeError, ValueError) as error:
+        except Exception as error:
             Call(self, None, name, None).refuse(error)
             raise
 
@@ -310,18 +310,13 @@ class Call:
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Make a disagreement found in the block, here or elsewhere, an error on every rank."""
+        """Make an exception of the block, raised here or elsewhere, an error on every rank."""
         try:
             self.raise_if_poisoned()
             yield
         except CallTimeoutError as error:
             self.channel.abandoned.append(self)
             self.channel.broken = str(error)
-            raise
-        except AgreementError as error:
-            if self.seq not in self.channel.poisoned:
-                self._poison(error)
-            self._recover()
             raise
         except MPI.Exception as error:
             # A message longer than its receive, so its sender has another plan; someone says so.
@@ -332,8 +327,13 @@ class Call:
                 self._recover()
                 raise cause from error
             raise
+        except Exception as error:
+            if self.seq not in self.channel.poisoned:
+                self._poison(error)
+            self._recover()
+            raise
 
-    def refuse(self, error: TypeError | ValueError) -> None:
+    def refuse(self, error: Exception) -> None:
         """Tell all ranks that this one refused its arguments, and end the call with them."""
         if self.channel.size > 1:
             self._poison(error)
@@ -348,7 +348,8 @@ class Call:
 
     def _poison(self, error: Exception) -> None:
         is_type = isinstance(error, TypeError)
-        message = struct.pack("<QB", self.seq, is_type) + str(error).encode()
+        text = str(error) if isinstance(error, (TypeError, ValueError)) else repr(error)
+        message = struct.pack("<QB", self.seq, is_type) + text.encode()
         for peer in range(self.channel.size):
             if peer != self.channel.rank:
                 request = self.channel.comm.Isend([message, MPI.BYTE], peer, POISON_TAG)

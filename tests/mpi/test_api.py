@@ -342,3 +342,33 @@ def test_error_statistics_of_integers(comm, op):
     with together(comm):
         assert stats.error == stats.max_error == 0
         assert comm.size == 1 or stats.algorithm == "native"
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_any_exception_in_a_call_reaches_all_ranks(comm, algorithm):
+    """A policy that fails before the first message, a codec that fails in the middle."""
+
+    def policy(name, shape):
+        if comm.rank == 0:
+            raise KeyError(name)
+        return "q8"
+
+    class Fragile(mpiquant.Float16Codec):
+        def decode(self, wire, out):
+            if comm.rank == comm.size - 1:
+                raise OSError("broken")
+            return super().decode(wire, out)
+
+    x = np.ones(300_000, np.float32)
+    before = raised(
+        comm, lambda: mpiquant.allreduce(x, comm=comm, codec=policy, algorithm=algorithm)
+    )
+    during = raised(
+        comm, lambda: mpiquant.allreduce(x, comm=comm, codec=Fragile(), algorithm=algorithm)
+    )
+    after = mpiquant.allreduce(x, comm=comm, codec="q8", algorithm=algorithm)
+    with together(comm):
+        assert all(e and "KeyError" in str(e) for e in before), before
+        assert all(e and ("broken" in e[1]) for e in during), during
+        np.testing.assert_allclose(after, comm.size, rtol=1e-6)
