@@ -6,8 +6,8 @@ that none of our messages can meet one of the user's.  A `Call` is one collectiv
 *Agreement.*  A call's `Plan` holds all that the ranks must agree on.  Each rank opens a call with a
 64-byte header to its right neighbour in rank order and checks the one from its left neighbour
 before it hands on any sum: if ranks disagree anywhere, they do so on two neighbours at least, and
-no rank can complete the call.  A plan that was never used before is agreed on by all before any
-data move: the neighbours' check and then a dissemination barrier of headers.  Native collectives,
+no rank can complete the call.  A plan that was never used before, or that leaves some rank without
+data, is agreed on by all before any data move: the neighbours' check and then a dissemination barrier of headers.  Native collectives,
 which cannot be stopped half-way, run only known or so agreed plans.
 
 *Faults.*  A rank that refuses its arguments or finds a disagreement sends POISON to all other
@@ -87,6 +87,10 @@ class Plan:
     def name_hash(self) -> int:
         digest = blake2b(self.name.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little")
+
+    def binds(self, size: int) -> bool:
+        """Whether every rank needs something from every other, so that neighbours' checks do."""
+        return self.count >= (1 if self.kind == "allreduce" else size)
 
     def header(self, seq: int) -> bytes:
         return _HEADER.pack(
@@ -261,9 +265,11 @@ class Call:
         if self.channel.size == 1:
             return
         if self.plan.hash in self.channel.agreed:
-            if self.plan.algorithm != "native":
+            if self.plan.algorithm == "native":
+                return
+            if self.plan.binds(self.channel.size):
                 self._left = self._exchange(1)
-            return
+                return
         offset = 1
         self._check(*self._exchange(1), 1)
         while offset < self.channel.size:

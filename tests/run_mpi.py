@@ -38,7 +38,17 @@ def run(size: int, arguments: list[str]) -> int:
     command, environment = launcher(Path(sys.executable).parent)
     environment["MPIQUANT_TEST_SIZE"] = str(size)
     tests = Path(__file__).parent / "mpi"
-    pytest = ["-m", "mpi4py", "-m", "pytest", "--with-mpi", "--timeout=120", "-x", "-q", "--color=no"]
+    pytest = [
+        "-m",
+        "mpi4py",
+        "-m",
+        "pytest",
+        "--with-mpi",
+        "--timeout=120",
+        "-x",
+        "-q",
+        "--color=no",
+    ]
     command += ["-n", str(size), sys.executable, *pytest, "-p", "no:cacheprovider", str(tests)]
     # One rank prints; the others' output would be the same.
     quiet = Path(__file__).parent / "quiet_ranks.sh"

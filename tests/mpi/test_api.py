@@ -372,3 +372,20 @@ def test_any_exception_in_a_call_reaches_all_ranks(comm, algorithm):
         assert all(e and "KeyError" in str(e) for e in before), before
         assert all(e and ("broken" in e[1]) for e in during), during
         np.testing.assert_allclose(after, comm.size, rtol=1e-6)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("count", [1, 2, 6000])
+@pytest.mark.parametrize("call", [mpiquant.allreduce, mpiquant.reduce_scatter, mpiquant.allgather])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_mixed_up_known_plans(comm, algorithm, call, count):
+    """Both plans were agreed on before, so only the neighbours' headers tell them apart."""
+    x = np.ones(count)
+    run = lambda name: call(x, comm=comm, algorithm=algorithm, name=name)  # noqa: E731
+    for odd in range(min(comm.size, 3)):
+        run("a"), run("b")
+        errors = raised(comm, lambda odd=odd: run("a" if comm.rank == odd else "b"))
+        after = mpiquant.allreduce(x, comm=comm, algorithm=algorithm)
+        with together(comm):
+            assert all(e and "ValueError" in e[0] and "name" in e[1] for e in errors), errors
+            np.testing.assert_array_equal(after, comm.size)
