@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 
 from mpiquant.typing import Array, BufSpec
 
@@ -73,7 +76,8 @@ def flatten(x: Any, name: str) -> tuple[list[Entry], Callable[[list[Any]], Any]]
 
 def is_sequence(x: Any) -> bool:
     """Whether x is a list of arrays, rather than an array written as a list of numbers."""
-    return isinstance(x, (list, tuple)) and any(isinstance(item, np.ndarray) for item in x)
+    arrays = isinstance(x, (list, tuple)) and (not x or any(isinstance(i, np.ndarray) for i in x))
+    return arrays
 
 
 def flatten_like(out: Any, x: Any) -> list[Any]:
@@ -102,17 +106,37 @@ def check_out(out: Any, x: Array, shape: tuple[int, ...], dtype: np.dtype) -> Ar
     """
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out is a {type(out).__name__}, expected an array")
-    if out.dtype.newbyteorder("=") != dtype:
-        raise TypeError(f"out has dtype {out.dtype}, the result has {dtype}")
-    if out.shape != shape:
-        raise ValueError(f"out has shape {out.shape}, the result has {shape}")
-    if not out.flags.writeable:
+    array: Array = np.asarray(out)  # a matrix or masked array has ideas of its own about shapes
+    if array.dtype.newbyteorder("=") != dtype:
+        raise TypeError(f"out has dtype {array.dtype}, the result has {dtype}")
+    if array.shape != shape:
+        raise ValueError(f"out has shape {array.shape}, the result has {shape}")
+    if not array.flags.writeable:
         raise ValueError("out is read-only")
-    if not out.flags.c_contiguous:
+    if not array.flags.c_contiguous:
         raise ValueError("out is not contiguous")
-    if np.may_share_memory(out, x) and not same_memory(out, x) and np.shares_memory(out, x):
+    if np.may_share_memory(array, x) and not same_memory(array, x) and np.shares_memory(array, x):
         raise ValueError("out overlaps x; pass x itself or memory of its own")
-    return out
+    return array
+
+
+def check_disjoint(inputs: list[Array], outs: list[Array | None]) -> None:
+    """ValueError if the output of one entry overlaps the input or output of another one."""
+    written = sorted((byte_bounds(out), i) for i, out in enumerate(outs) if out is not None)
+    if len(inputs) < 2 or not written:
+        return
+    for (first, i), (second, j) in pairwise(written):
+        if first[1] > second[0]:
+            raise ValueError(f"out of entry {i} overlaps out of entry {j}")
+    starts = [bounds[0] for bounds, _ in written]
+    for j, array in enumerate(inputs):
+        begin, end = byte_bounds(array)
+        place = max(0, bisect_right(starts, begin) - 1)
+        for bounds, i in written[place:]:
+            if bounds[0] >= end:
+                break
+            if i != j and bounds[1] > begin and np.shares_memory(array, outs[i]):
+                raise ValueError(f"out of entry {i} overlaps the input of entry {j}")
 
 
 def same_memory(a: Array, b: Array) -> bool:
@@ -150,7 +174,7 @@ def from_spec(spec: BufSpec, what: str) -> Array | None:
             elif item is not None:
                 return None
     try:
-        array = data if isinstance(data, np.ndarray) else np.asarray(memoryview(data))
+        array = np.asarray(data if isinstance(data, np.ndarray) else memoryview(data))
     except TypeError:
         return None
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
@@ -158,6 +182,6 @@ def from_spec(spec: BufSpec, what: str) -> Array | None:
     flat = (array if array.flags.c_contiguous else array.T).reshape(-1)
     if dtype is not None and dtype != flat.dtype:
         return None
-    if count is not None and count > flat.size:
+    if count is not None and not 0 <= count <= flat.size:
         raise ValueError(f"{what} has {flat.size} elements, the count is {count}")
     return flat[:count]

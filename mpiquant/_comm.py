@@ -7,8 +7,9 @@ that none of our messages can meet one of the user's.  A `Call` is one collectiv
 64-byte header to its right neighbour in rank order and checks the one from its left neighbour
 before it hands on any sum: if ranks disagree anywhere, they do so on two neighbours at least, and
 no rank can complete the call.  A plan that was never used before, or that leaves some rank without
-data, is agreed on by all before any data move: the neighbours' check and then a dissemination barrier of headers.  Native collectives,
-which cannot be stopped half-way, run only known or so agreed plans.
+data, is agreed on by all before any data move: the neighbours' check and then a dissemination
+barrier of headers.  Native collectives, which cannot be stopped half-way, run only known or so
+agreed plans.
 
 *Faults.*  A rank that refuses its arguments or finds a disagreement sends POISON to all other
 ranks, which look for it whenever they wait.  All ranks then exchange how many messages of this
@@ -34,7 +35,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -76,16 +77,18 @@ class Plan:
     algorithm: str
     segment: int
     feedback: bool
+    measured: bool
     name: str
 
     @cached_property
     def hash(self) -> int:
         text = repr([getattr(self, f.name) for f in fields(self)])
-        return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+        digest = blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
+        return int.from_bytes(digest, "little")
 
     @cached_property
     def name_hash(self) -> int:
-        digest = blake2b(self.name.encode(), digest_size=8).digest()
+        digest = blake2b(self.name.encode(errors="surrogatepass"), digest_size=8).digest()
         return int.from_bytes(digest, "little")
 
     def binds(self, size: int) -> bool:
@@ -125,7 +128,11 @@ class Plan:
         ):
             if got[index] != own[index]:
                 return name, _shown(name, got[index]), _shown(name, own[index])
-        return "segment, feedback or codec options (hash)", hex(got[4]), hex(own[4])
+        return "segment, feedback, stats or codec options (hash)", hex(got[4]), hex(own[4])
+
+
+plan_of = lru_cache(maxsize=1024)(Plan)
+"""The plan of some fields; the same object, with its hash, for the calls of a loop."""
 
 
 def _shown(name: str, value: Any) -> object:
@@ -247,6 +254,19 @@ class Call:
         self.collectives.append(request)
         self.wait_for(request)
 
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank: a dissemination, with messages of this call."""
+        size, rank, offset = self.channel.size, self.channel.rank, 1
+        while offset < size:
+            left = (rank - offset) % size
+            buffer = np.empty(1, np.uint8)
+            request = self.irecv(buffer, left)
+            self.isend(np.array([flag], np.uint8), (rank + offset) % size)
+            self.wait_for(request, left)
+            flag = flag or bool(buffer[0])
+            offset *= 2
+        return flag
+
     def close(self) -> None:
         """The end of a call that went well."""
         for request in self.header_sends:
@@ -320,13 +340,13 @@ class Call:
         try:
             self.raise_if_poisoned()
             yield
-        except CallTimeoutError as error:
-            self.channel.abandoned.append(self)
-            self.channel.broken = str(error)
+        except (CallTimeoutError, LifecycleError) as error:
+            self._abandon(str(error))
             raise
         except MPI.Exception as error:
-            # A message longer than its receive, so its sender has another plan; someone says so.
-            self._await_poison()
+            if error.Get_error_class() == MPI.ERR_TRUNCATE:
+                # A message longer than its receive: its sender has another plan; someone says so.
+                self._await_poison()
             try:
                 self.raise_if_poisoned()
             except AgreementError as cause:
@@ -338,6 +358,14 @@ class Call:
                 self._poison(error)
             self._recover()
             raise
+        except BaseException as error:  # Ctrl-C: the others were not told, the messages go on
+            self._abandon(f"{self} was interrupted by {error!r}")
+            raise
+
+    def _abandon(self, why: str) -> None:
+        """Give the communicator up, and keep the buffers of all that is under way."""
+        self.channel.abandoned.append(self)
+        self.channel.broken = why
 
     def refuse(self, error: Exception) -> None:
         """Tell all ranks that this one refused its arguments, and end the call with them."""
@@ -346,6 +374,9 @@ class Call:
             self._recover()
 
     def raise_if_poisoned(self) -> None:
+        for seq, (rank, _, text) in self.channel.poisoned.items():
+            if seq < self.seq:
+                raise LifecycleError(f"rank {rank} failed at the end of call {seq}: {text}")
         found = self.channel.poisoned.get(self.seq)
         if found is not None:
             rank, is_type, text = found
@@ -355,7 +386,7 @@ class Call:
     def _poison(self, error: Exception) -> None:
         is_type = isinstance(error, TypeError)
         text = str(error) if isinstance(error, (TypeError, ValueError)) else repr(error)
-        message = struct.pack("<QB", self.seq, is_type) + text.encode()
+        message = struct.pack("<QB", self.seq, is_type) + text.encode(errors="backslashreplace")
         for peer in range(self.channel.size):
             if peer != self.channel.rank:
                 request = self.channel.comm.Isend([message, MPI.BYTE], peer, POISON_TAG)
@@ -394,6 +425,8 @@ class Call:
             channel.look_for_poison()
         MPI.Request.Waitall(self.sends + self.header_sends)
         channel.poisoned.pop(self.seq, None)
+        # Some ranks may have agreed on this plan, and others not: all start anew.
+        channel.agreed.clear()
 
     def _drop(self, request: MPI.Request, peer: int, column: int) -> None:
         if request != MPI.REQUEST_NULL:
@@ -420,17 +453,23 @@ def _free_channel(comm: MPI.Comm, keyval: int, channel: Channel) -> None:
         channel.comm.Free()
 
 
-def channel_of(comm: MPI.Intracomm | None) -> Channel:
-    """The channel of a communicator (COMM_WORLD by default), made at its first use.
-
-    Collective over comm at the first use.
-    """
+def checked_comm(comm: MPI.Intracomm | None) -> MPI.Intracomm:
+    """The communicator, COMM_WORLD by default, if it can be used now."""
     if not MPI.Is_initialized() or MPI.Is_finalized():
         raise LifecycleError("MPI is not running: call between MPI.Init() and MPI.Finalize()")
     comm = MPI.COMM_WORLD if comm is None else comm
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         shown = "COMM_NULL" if comm == MPI.COMM_NULL else f"a {type(comm).__name__}"
         raise ValueError(f"comm is {shown}, expected an intracommunicator")
+    return comm
+
+
+def channel_of(comm: MPI.Intracomm | None) -> Channel:
+    """The channel of a communicator (COMM_WORLD by default), made at its first use.
+
+    Collective over comm at the first use.
+    """
+    comm = checked_comm(comm)
     if not _keyvals:
         _keyvals.append(MPI.Comm.Create_keyval(delete_fn=_free_channel))
     channel = comm.Get_attr(_keyvals[0])

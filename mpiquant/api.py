@@ -64,6 +64,8 @@ def _checked(
             if feedback is not None and not isinstance(feedback, ErrorFeedback):
                 raise TypeError(f"feedback is a {type(feedback).__name__}, expected ErrorFeedback")
             mpi_op, mean = _parse_op(op)
+            if name is not None and not isinstance(name, str):
+                raise TypeError(f"name is a {type(name).__name__}, expected a string")
             if feedback is not None and mpi_op != MPI.SUM:
                 raise ValueError(
                     "feedback needs op 'sum' or 'mean': other results have no residual"
@@ -96,6 +98,8 @@ class _Item:
     work: np.dtype
     result: np.dtype
     out: Array | None
+    given: Any
+    """What the user passed as out: perhaps a subclass of an array."""
 
     @property
     def count(self) -> int:
@@ -103,12 +107,16 @@ class _Item:
 
 
 def _make_items(
-    request: _Request, entries: list[Entry], outs: list[Any], shape: Callable[[Entry], Any]
+    request: _Request,
+    entries: list[Entry],
+    outs: list[Any],
+    shape: Callable[[Entry], Any],
+    reduced: bool = True,
 ) -> list[_Item]:
-    items = []
-    for entry, out in zip(entries, outs, strict=True):
-        dtype = entry.array.dtype
-        if dtype.kind == "b" and request.op in (MPI.SUM, MPI.PROD, MPI.MAX, MPI.MIN):
+    items: list[_Item] = []
+    for entry, given in zip(entries, outs, strict=True):
+        dtype, out = entry.array.dtype, None
+        if reduced and dtype.kind == "b" and request.op in (MPI.SUM, MPI.PROD, MPI.MAX, MPI.MIN):
             raise TypeError(f"dtype {dtype} cannot be reduced by {calls.op_name(request.op)}")
         whole = request.mean and dtype.kind in "iu"
         work = np.dtype(np.float64) if whole else entry.work_dtype
@@ -116,11 +124,12 @@ def _make_items(
         codec: Codec = codecs.EXACT
         if work.kind == "f" and not whole:
             codec = codecs.resolve(request.options.codec, entry.name, entry.array.shape)
-        if out is not None:
-            out = _buffers.check_out(out, entry.array, shape(entry), result)
+        if given is not None:
+            out = _buffers.check_out(given, entry.array, shape(entry), result)
         if request.feedback is not None and work.kind == "f":
             request.feedback.take(entry.name, entry.array.shape, work)
-        items.append(_Item(entry, codec, work, result, out))
+        items.append(_Item(entry, codec, work, result, out, given))
+    _buffers.check_disjoint([i.entry.array for i in items], [i.out for i in items])
     return items
 
 
@@ -159,6 +168,7 @@ def _reduce_bucket(request: _Request, bucket: list[_Item], kind: Kind) -> Array:
         request.mean,
         bucket[0].codec,
         request.codec_from_call,
+        request.want == "error",
     )
     nonfinite = calls.run(job, request.channel, request.options, request.stats)
     if request.want == "error":
@@ -166,7 +176,11 @@ def _reduce_bucket(request: _Request, bucket: list[_Item], kind: Kind) -> Array:
     if rest is not None:
         _keep_residuals(request, bucket, rest, nonfinite)
     if request.mean:
-        np.divide(out, out.dtype.type(request.channel.size), out=out)
+        part = out
+        if kind == "reduce_scatter":  # the rest of the buffer was perhaps never written
+            bounds = chunk_bounds(out.size, request.channel.size)
+            part = out[slice(*bounds[request.channel.rank : request.channel.rank + 2])]
+        np.divide(part, out.dtype.type(request.channel.size), out=part)
     return out
 
 
@@ -218,7 +232,7 @@ def _deliver(item: _Item, flat: Array) -> Any:
     if item.out is not None:
         if not np.may_share_memory(item.out, values):
             item.out[...] = _cast(values, item.result)
-        return item.out
+        return item.given
     values = _cast(values, item.result)
     return values[()] if item.entry.is_scalar else values
 
@@ -408,11 +422,11 @@ def reduce_scatter(
             begin, end = bounds[request.channel.rank : request.channel.rank + 2]
             (item,) = _make_items(request, [entry], [None], lambda e: e.array.shape)
             if out is not None:
-                _buffers.check_out(out, entry.array, (end - begin,), item.result)
+                target = _buffers.check_out(out, entry.array, (end - begin,), item.result)
         flat = _reduce_bucket(request, [item], "reduce_scatter")[begin:end]
         part = _cast(flat, item.result)
         if out is not None:
-            out[...] = part
+            target[...] = part
             part = out
         return (part, request.stats) if stats else part
 
@@ -452,12 +466,12 @@ def allgather(
         with refusing():
             entry = _buffers.make_entry(x, name or "")
             shape = (size, *entry.array.shape)
-            (item,) = _make_items(request, [entry], [None], lambda e: shape)
+            (item,) = _make_items(request, [entry], [None], lambda e: shape, reduced=False)
             if out is not None:
-                out = _buffers.check_out(out, entry.array, shape, item.result)
+                target = _buffers.check_out(out, entry.array, shape, item.result)
         result = _cast(_gather(request, item).reshape(shape), item.result)
         if out is not None:
-            out[...] = result
+            target[...] = result
             result = out
         return (result, request.stats) if stats else result
 
@@ -482,6 +496,7 @@ def _gather(request: _Request, item: _Item) -> Array:
         False,
         item.codec,
         request.codec_from_call,
+        request.want == "error",
     )
     nonfinite = calls.run(job, channel, request.options, request.stats)
     if request.want == "error":

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from mpi4py import MPI
 
-from mpiquant._comm import Call, Channel, Plan
+from mpiquant._comm import Call, Channel, plan_of
 from mpiquant.codecs import EXACT, Codec
 from mpiquant.codecs._block import mix_key
 from mpiquant.collectives import chunk_bounds
@@ -49,6 +49,8 @@ class Job:
     codec : Codec
     from_call : bool
         Whether the codec was given with the call, rather than by the context or environment.
+    measured : bool
+        Whether the achieved error will be measured, which all ranks must do together.
     """
 
     kind: Kind
@@ -60,13 +62,19 @@ class Job:
     mean: bool
     codec: Codec
     from_call: bool
+    measured: bool
 
 
-_OP_NAMES = ((MPI.SUM, "sum"), (MPI.MAX, "max"), (MPI.MIN, "min"), (MPI.PROD, "prod"))
+_OP_NAMES = (
+    *((MPI.SUM, "sum"), (MPI.PROD, "prod"), (MPI.MAX, "max"), (MPI.MIN, "min")),
+    *((MPI.LAND, "land"), (MPI.LOR, "lor"), (MPI.LXOR, "lxor")),
+    *((MPI.BAND, "band"), (MPI.BOR, "bor"), (MPI.BXOR, "bxor")),
+    *((MPI.MAXLOC, "maxl"), (MPI.MINLOC, "minl"), (MPI.REPLACE, "repl"), (MPI.NO_OP, "noop")),
+)
 
 
 def op_name(op: MPI.Op) -> str:
-    """At most four letters that tell the ops apart."""
+    """At most four letters; "user" for all ops that users made."""
     return next((name for known, name in _OP_NAMES if op == known), "user")
 
 
@@ -103,7 +111,7 @@ def run(job: Job, channel: Channel, options: Options, stats: Stats) -> bool:
     choice = decide(job, options, channel.size)
     codec = job.codec if choice.compress else EXACT
     stats.chose(choice.algorithm, codec.spec, choice.reason)
-    plan = Plan(
+    plan = plan_of(
         kind=job.kind,
         count=job.out.size,
         dtype=job.x.dtype.str,
@@ -112,6 +120,7 @@ def run(job: Job, channel: Channel, options: Options, stats: Stats) -> bool:
         algorithm=choice.algorithm,
         segment=options.segment,
         feedback=job.rest is not None,
+        measured=job.measured,
         name=job.name,
     )
     call = Call(channel, plan, job.name, options.timeout)
@@ -133,10 +142,7 @@ def run(job: Job, channel: Channel, options: Options, stats: Stats) -> bool:
         )
         nonfinite = _run_schedule(job, call, program, stats)
         if job.kind == "reduce_scatter" and job.rest is not None:
-            # Here no rank sees the others' parts.
-            flag = np.array(nonfinite)
-            channel.comm.Allreduce(MPI.IN_PLACE, flag, MPI.LOR)
-            nonfinite = bool(flag)
+            nonfinite = call.any(nonfinite)  # here no rank sees the others' parts
         call.close()
         return nonfinite
 

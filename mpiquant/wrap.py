@@ -9,8 +9,12 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiquant import api, config
+from mpiquant._buffers import is_half
+from mpiquant._comm import checked_comm
+from mpiquant.codecs import by_name
+from mpiquant.plan.choose import canonical
 from mpiquant.stats import Stats
-from mpiquant.typing import BufSpec, CodecLike, CommLike, OpLike
+from mpiquant.typing import Array, BufSpec, CodecLike, CommLike, OpLike
 
 
 class Wrapped:
@@ -26,8 +30,8 @@ class Wrapped:
             return api.Allreduce(sendbuf, recvbuf, op, comm=_plain(self), **changes)
 
     def allreduce(self, sendobj: Any, op: OpLike = MPI.SUM, **changes: Any) -> Any:
-        """`mpiquant.allreduce` for arrays, mpi4py's for any other object."""
-        if not isinstance(sendobj, np.ndarray):
+        """`mpiquant.allreduce` for arrays of numbers, mpi4py's for any other object."""
+        if not isinstance(sendobj, np.ndarray) or not _is_numeric(sendobj):
             return _plain(self).allreduce(sendobj, op)
         with config.options(**self.mpiquant_options):
             return api.allreduce(sendobj, op, comm=_plain(self), **changes)
@@ -45,6 +49,10 @@ def _plain(comm: Any) -> Any:
     """The same communicator in mpi4py's own class."""
     base = next(c for c in type(comm).__mro__ if c.__module__.startswith("mpi4py"))
     return base(comm)
+
+
+def _is_numeric(array: Array) -> bool:
+    return array.dtype.kind in "iufc" or is_half(array.dtype)
 
 
 def _maker(name: str) -> Any:
@@ -87,8 +95,18 @@ def wrap(
     >>> comm = mpiquant.wrap(MPI.COMM_WORLD, codec="q8")
     >>> comm.Allreduce(MPI.IN_PLACE, gradient)
     """
-    comm = _plain(comm)
-    wrapped = _wrapped_class(type(comm))(comm)  # type: ignore[arg-type]
+    comm = checked_comm(comm)
     given = {"codec": codec, "algorithm": algorithm, "timeout": timeout}
-    wrapped.mpiquant_options = {key: value for key, value in given.items() if value is not None}
+    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    config.Options(**changes)
+    if isinstance(codec, str):
+        by_name(codec)
+    if algorithm is not None:
+        canonical(algorithm)
+    base = type(comm)
+    if issubclass(base, Wrapped):
+        changes = {**comm.mpiquant_options, **changes}
+        base = base.__bases__[1]
+    wrapped = _wrapped_class(base)(comm)  # type: ignore[arg-type]
+    wrapped.mpiquant_options = changes
     return wrapped

@@ -1,5 +1,8 @@
 """The faces: trees, buffers, wrap, options, statistics, disagreement."""
 
+import time
+from contextlib import suppress
+
 import numpy as np
 import pytest
 from conftest import ALGORITHMS, digests, normals, raised, together
@@ -389,3 +392,142 @@ def test_mixed_up_known_plans(comm, algorithm, call, count):
         with together(comm):
             assert all(e and "ValueError" in e[0] and "name" in e[1] for e in errors), errors
             np.testing.assert_array_equal(after, comm.size)
+
+
+def test_outputs_must_not_overlap(comm):
+    a, b = np.full(2000, 1.0, np.float32), np.full(2000, 10.0, np.float32)
+    whole = np.zeros(4000, np.float32)
+    for x, out in (
+        ({"a": a, "b": b}, {"a": b, "b": a}),
+        ([a, b], [whole[:2000], whole[1999:3999]]),
+    ):
+        errors = raised(comm, lambda x=x, out=out: mpiquant.allreduce(x, out=out, comm=comm))
+        with together(comm):
+            assert all(e and "ValueError" in e[0] and "overlaps" in e[1] for e in errors)
+    halves = [whole[:2000], whole[2000:]]
+    result = mpiquant.allreduce([a, b], out=halves, comm=comm)
+    mine = {"a": a, "b": b}
+    mpiquant.allreduce(mine, out=mine, comm=comm)
+    with together(comm):
+        assert result[1] is halves[1]
+        np.testing.assert_array_equal(whole[::1999][:3], [comm.size, comm.size, 10 * comm.size])
+        assert (a[0], b[0]) == (comm.size, 10 * comm.size)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_more_disagreements(comm):
+    odd = comm.rank == comm.size - 1
+    whole, x = np.arange(5, dtype=np.int32), np.ones(3000, np.float32)
+    ops = raised(comm, lambda: mpiquant.allreduce(whole, MPI.LAND if odd else MPI.LOR, comm=comm))
+    measured = raised(
+        comm,
+        lambda: mpiquant.allreduce(
+            x, comm=comm, codec="q8", algorithm="ring", stats="error" if odd else True
+        ),
+    )
+    after = mpiquant.allreduce(x, comm=comm, codec="q8", algorithm="ring")
+    with together(comm):
+        assert all(e and "op is" in e[1] and "land" in e[1] for e in ops), ops
+        assert all(e and "stats" in e[1] for e in measured), measured
+        np.testing.assert_allclose(after, comm.size, rtol=1e-6)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_faults_of_every_kind(comm):
+    """A codec that fails in a reduce-scatter, odd texts, an op that MPI refuses."""
+    last = comm.rank == comm.size - 1
+
+    class Fragile(mpiquant.Float16Codec):
+        calls = 0
+
+        def decode_add(self, wire, addend, out):
+            Fragile.calls += 1
+            if last and Fragile.calls == 1:
+                raise OSError("broken \udc80")
+            return super().decode_add(wire, addend, out)
+
+    x = np.ones(3000, np.float32)
+    run = lambda: mpiquant.reduce_scatter(  # noqa: E731
+        x,
+        comm=comm,
+        codec=Fragile(),
+        algorithm="direct",
+        feedback=mpiquant.ErrorFeedback(),
+        timeout=20,
+    )
+    errors = raised(comm, run)
+    again = run()
+    begin = time.monotonic()
+    refused = raised(comm, lambda: mpiquant.allreduce(x, MPI.BAND, comm=comm))
+    took = time.monotonic() - begin
+    after = mpiquant.allreduce(x, comm=comm, codec="q8", algorithm="ring")
+    with together(comm):
+        assert all(e and "broken" in e[1] for e in errors), errors
+        np.testing.assert_allclose(again, comm.size, rtol=1e-3)
+        assert all(refused)
+        assert took < 8
+        np.testing.assert_allclose(after, comm.size, rtol=1e-6)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_interrupted_call_gives_the_communicator_up(comm):
+    class Interrupted(mpiquant.Float16Codec):
+        def decode(self, wire, out):
+            if comm.rank == 0:
+                raise KeyboardInterrupt
+            return super().decode(wire, out)
+
+    private = comm.Dup()
+    call = lambda: mpiquant.allreduce(  # noqa: E731
+        np.ones(3000, "f4"), comm=private, codec=Interrupted(), algorithm="ring", timeout=1
+    )
+    if comm.rank == 0:
+        with pytest.raises(KeyboardInterrupt):
+            call()
+        with pytest.raises(mpiquant.LifecycleError, match="interrupted"):
+            call()
+    else:
+        with suppress(mpiquant.CallTimeoutError):
+            call()
+    comm.Barrier()
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+def test_subclasses_of_arrays(comm):
+    matrix = np.asmatrix(np.ones((2, 3)))
+    out = np.asmatrix(np.zeros((2, 3)))
+    masked = np.ma.masked_array(np.ones(64), mask=np.arange(64) % 2 == 0)
+    for algorithm in ("auto", "ring"):
+        mpiquant.Allreduce(matrix, out, comm=comm, algorithm=algorithm)
+        again = mpiquant.allreduce(matrix, out=out, comm=comm, algorithm=algorithm)
+        plain = mpiquant.allreduce(masked, comm=comm, algorithm=algorithm)
+        with together(comm):
+            assert again is out
+            np.testing.assert_array_equal(np.asarray(out), comm.size)
+            np.testing.assert_array_equal(plain, comm.size)
+    errors = raised(comm, lambda: mpiquant.Allreduce([np.ones(5), -1], [np.ones(5), -1], comm=comm))
+    with together(comm):
+        assert all("ValueError" in e[0] and "the count is -1" in e[1] for e in errors)
+        assert mpiquant.allreduce([], comm=comm) == []
+
+
+def test_wrap_checks_its_arguments(comm):
+    class Mine(MPI.Intracomm):
+        def hello(self):
+            return "hello"
+
+    mixed = mpiquant.wrap(mpiquant.wrap(comm, codec="q8"), algorithm="ring")
+    truth = mixed.allreduce(np.array([comm.rank == 0]))
+    with together(comm):
+        assert mpiquant.wrap(Mine(comm)).hello() == "hello"
+        assert mixed.mpiquant_options == {"codec": "q8", "algorithm": "ring"}
+        assert truth.all()
+        for bad, text in (
+            ({"codec": "nonsense"}, "unknown codec"),
+            ({"algorithm": "star"}, "unknown algorithm"),
+            ({"timeout": -1}, "timeout is -1"),
+        ):
+            with pytest.raises(ValueError, match=text):
+                mpiquant.wrap(comm, **bad)
+        with pytest.raises(ValueError, match="COMM_NULL"):
+            mpiquant.wrap(MPI.COMM_NULL)
