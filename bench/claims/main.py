@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -170,13 +171,32 @@ def drop_in(claims: Claims) -> None:
                 wrapped.write_text(text.replace(line, change))
                 ours = run_ranks(4, str(wrapped), venv=venv)
                 same = ours.count("Pass") == plain.count("Pass") > 0 and "Fail" not in ours
-                point = f"OSU-style script on wrap(comm{options}), {venv}: sizes that validate"
+                point = f"OSU-style script, wrap(comm{options}), {venv}: sizes validated"
                 claims.check(point, f"{ours.count('Pass')}", f"= {plain.count('Pass')}", same)
+
+
+def fresh_clone(claims: Claims) -> None:
+    """The two commands of the README in a new folder, with environments of their own."""
+    with tempfile.TemporaryDirectory() as name:
+        clone = Path(name) / "mpiquant"
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+        for target, limit in (("demo", 300), ("test", 1500)):
+            begin = time.monotonic()
+            done = subprocess.run(["make", target], cwd=clone, capture_output=True, text=True)
+            took = time.monotonic() - begin
+            shown = f"exit {done.returncode}, {took:.0f} s"
+            holds = done.returncode == 0 and took < limit
+            claims.check(f"make {target} in a fresh clone", shown, f"0, < {limit} s", holds)
+            if target == "demo":
+                rows = [line for line in done.stdout.splitlines() if " yes " in line]
+                claims.at_least("rows of make demo's table with identical replicas", len(rows), 12)
+            if not holds:
+                print(done.stdout[-3000:], done.stderr[-3000:])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parts = ("kernels", "errors", "ranks", "residuals", "training", "dropin")
+    parts = ("kernels", "errors", "ranks", "residuals", "training", "dropin", "fresh")
     parser.add_argument("--only", choices=parts)
     only = parser.parse_args().only
     claims = Claims()
@@ -190,6 +210,7 @@ def main() -> int:
             ("residuals", lambda: bounded_residuals(claims)),
             ("training", lambda: training(claims, folder)),
             ("dropin", lambda: drop_in(claims)),
+            ("fresh", lambda: fresh_clone(claims)),
         ):
             if only in (None, part):
                 work()
