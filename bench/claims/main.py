@@ -22,7 +22,6 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 from run_mpi import launcher  # noqa: E402
 
-SIZES = (1, 2, 3, 4, 5, 8)
 SEEDS = 8
 
 
