@@ -210,6 +210,8 @@ class Call:
         self.waits_for: Callable[[], int | None] = lambda: None
         self.sends: list[MPI.Request] = []
         self.header_sends: list[MPI.Request] = []
+        # Kept with the call, so that MPI never writes to freed memory if it is abandoned.
+        self.header_recvs: list[MPI.Request] = []
         self.collectives: list[MPI.Request] = []
         self.recvs: list[tuple[int, MPI.Request]] = []
         self.sent = np.zeros((channel.size, 2), np.int64)  # payload and headers, to each rank
@@ -310,6 +312,7 @@ class Call:
         right, left = (rank + offset) % size, (rank - offset) % size
         buffer = bytearray(len(header))
         request = comm.Irecv([buffer, MPI.BYTE], left, HEADER_TAG)
+        self.header_recvs.append(request)
         self.header_sends.append(comm.Isend([header, MPI.BYTE], right, HEADER_TAG))
         self.sent[right, 1] += 1
         self.header_bytes += len(header)
