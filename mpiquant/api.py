@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,10 +14,9 @@ from mpiquant import _buffers, calls, codecs, config
 from mpiquant._buffers import Entry
 from mpiquant._comm import Channel, channel_of
 from mpiquant.codecs import Codec
-from mpiquant.collectives import chunk_bounds
+from mpiquant.collectives import own_part
 from mpiquant.config import Options
 from mpiquant.feedback import ErrorFeedback
-from mpiquant.plan.choose import canonical
 from mpiquant.program import Kind
 from mpiquant.stats import Stats
 from mpiquant.typing import Array, BufSpec, CodecLike, CommLike, OpLike
@@ -30,6 +29,7 @@ class _Request:
     """A checked call: what is the same for all its buckets."""
 
     channel: Channel
+    name: str
     options: Options
     op: MPI.Op
     mean: bool
@@ -37,6 +37,14 @@ class _Request:
     feedback: ErrorFeedback | None
     want: StatsLike
     stats: Stats
+
+    def refusing(self) -> AbstractContextManager[None]:
+        """A context in which refused arguments become an error on every rank."""
+        return self.channel.refusing(self.name)
+
+    def own_part(self, count: int) -> slice:
+        """This rank's part of an array that is scattered or gathered."""
+        return own_part(count, self.channel.rank, self.channel.size)
 
 
 @contextmanager
@@ -49,16 +57,14 @@ def _checked(
     feedback: ErrorFeedback | None,
     timeout: float | None,
     stats: StatsLike,
-) -> Iterator[tuple[_Request, Callable[[], Any]]]:
-    """A request, and a context in which refused arguments become an error on every rank."""
+) -> Iterator[_Request]:
+    """A request, made of checked arguments; one thread at a time on the communicator."""
     channel = channel_of(comm)
     with channel.entered():
-        refusing = channel.refusing(name or "")
-        with refusing:
+        with channel.refusing(name or ""):
             options = config.current(
                 codec=codec, algorithm=None if algorithm == "auto" else algorithm, timeout=timeout
             )
-            canonical(options.algorithm)
             if stats not in (None, False, True, "error"):
                 raise ValueError(f"stats is {stats!r}, expected None, True or 'error'")
             if feedback is not None and not isinstance(feedback, ErrorFeedback):
@@ -70,10 +76,17 @@ def _checked(
                 raise ValueError(
                     "feedback needs op 'sum' or 'mean': other results have no residual"
                 )
-        request = _Request(
-            channel, options, mpi_op, mean, codec is not None, feedback, stats or None, Stats()
+        yield _Request(
+            channel,
+            name or "",
+            options,
+            mpi_op,
+            mean,
+            codec is not None,
+            feedback,
+            stats or None,
+            Stats(),
         )
-        yield request, lambda: channel.refusing(name or "")
 
 
 def _parse_op(op: OpLike) -> tuple[MPI.Op, bool]:
@@ -176,10 +189,8 @@ def _reduce_bucket(request: _Request, bucket: list[_Item], kind: Kind) -> Array:
     if rest is not None:
         _keep_residuals(request, bucket, rest, nonfinite)
     if request.mean:
-        part = out
-        if kind == "reduce_scatter":  # the rest of the buffer was perhaps never written
-            bounds = chunk_bounds(out.size, request.channel.size)
-            part = out[slice(*bounds[request.channel.rank : request.channel.rank + 2])]
+        # The rest of a scattered buffer was perhaps never written.
+        part = out[request.own_part(out.size)] if kind == "reduce_scatter" else out
         np.divide(part, out.dtype.type(request.channel.size), out=part)
     return out
 
@@ -306,8 +317,8 @@ def allreduce(
     block over all N ranks and L = 2^(bits-1)-1: at most A N (N+1) / (4 L).
     """
     args = (comm, op, name, codec, algorithm, feedback, timeout, stats)
-    with _checked(*args) as (request, refusing):
-        with refusing():
+    with _checked(*args) as request:
+        with request.refusing():
             entries, rebuild = _buffers.flatten(x, name or "")
             outs = _buffers.flatten_like(out, x)
             items = _make_items(request, entries, outs, lambda e: e.array.shape)
@@ -351,8 +362,8 @@ def Allreduce(
     None, or Stats if asked for
     """
     args = (comm, op, name, codec, algorithm, feedback, timeout, stats)
-    with _checked(*args) as (request, refusing):
-        with refusing():
+    with _checked(*args) as request:
+        with request.refusing():
             target = _buffers.from_spec(recvbuf, "recvbuf")
             in_place = sendbuf is MPI.IN_PLACE or sendbuf is None
             source = target if in_place else _buffers.from_spec(sendbuf, "sendbuf")
@@ -415,15 +426,14 @@ def reduce_scatter(
         doubling over a number of ranks that is no power of two sends it on once more.
     """
     args = (comm, op, name, codec, algorithm, feedback, timeout, stats)
-    with _checked(*args) as (request, refusing):
-        with refusing():
+    with _checked(*args) as request:
+        with request.refusing():
             entry = _buffers.make_entry(x, name or "")
-            bounds = chunk_bounds(entry.array.size, request.channel.size)
-            begin, end = bounds[request.channel.rank : request.channel.rank + 2]
+            own = request.own_part(entry.array.size)
             (item,) = _make_items(request, [entry], [None], lambda e: e.array.shape)
             if out is not None:
-                target = _buffers.check_out(out, entry.array, (end - begin,), item.result)
-        flat = _reduce_bucket(request, [item], "reduce_scatter")[begin:end]
+                target = _buffers.check_out(out, entry.array, (own.stop - own.start,), item.result)
+        flat = _reduce_bucket(request, [item], "reduce_scatter")[own]
         part = _cast(flat, item.result)
         if out is not None:
             target[...] = part
@@ -461,9 +471,9 @@ def allgather(
         ranks have the same bits.
     """
     args = (comm, "sum", name, codec, algorithm, feedback, timeout, stats)
-    with _checked(*args) as (request, refusing):
+    with _checked(*args) as request:
         size = request.channel.size
-        with refusing():
+        with request.refusing():
             entry = _buffers.make_entry(x, name or "")
             shape = (size, *entry.array.shape)
             (item,) = _make_items(request, [entry], [None], lambda e: shape, reduced=False)
@@ -480,7 +490,7 @@ def _gather(request: _Request, item: _Item) -> Array:
     channel = request.channel
     x = _buffers.flat_input(item.entry.array, item.work)
     full = np.empty(x.size * channel.size, item.work)
-    part = slice(channel.rank * x.size, (channel.rank + 1) * x.size)
+    part = request.own_part(full.size)
     own = _with_residuals(request, [item], x)
     rest = None
     if own is not None:

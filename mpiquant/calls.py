@@ -14,11 +14,10 @@ from mpi4py import MPI
 from mpiquant._comm import Call, Channel, plan_of
 from mpiquant.codecs import EXACT, Codec
 from mpiquant.codecs._block import mix_key
-from mpiquant.collectives import chunk_bounds
+from mpiquant.collectives import canonical, own_part
 from mpiquant.config import Options
 from mpiquant.execute import Execution
 from mpiquant.plan import Choice, choose
-from mpiquant.plan.choose import canonical
 from mpiquant.program import Kind, Program, compile_program
 from mpiquant.stats import Stats
 from mpiquant.typing import Array
@@ -164,10 +163,10 @@ def _settle_exact(job: Job) -> bool:
 
 
 def _run_schedule(job: Job, call: Call, program: Program, stats: Stats) -> bool:
-    x = job.x if job.kind != "allgather" else job.out
+    x, own = job.x, own_part(job.out.size, call.channel.rank, call.channel.size)
     if job.kind == "allgather":
-        begin = call.channel.rank * job.x.size
-        job.out[begin : begin + job.x.size] = job.x
+        job.out[own] = job.x
+        x = job.out
     stream = mix_key(call.channel.rank, call.seq)
     execution = Execution(program, call, x, job.out, job.rest, stream, stats)
     if program.gate:
@@ -183,31 +182,23 @@ def _run_schedule(job: Job, call: Call, program: Program, stats: Stats) -> bool:
     for begin, end in program.never_encoded:
         job.rest[begin:end] = 0
     if job.kind == "reduce_scatter":
-        begin, end = program.bounds[call.channel.rank : call.channel.rank + 2]
-        return not np.all(np.isfinite(job.out[begin:end]))
+        return not np.all(np.isfinite(job.out[own]))
     return execution.nonfinite or (program.exact and not np.all(np.isfinite(job.out)))
 
 
 def _run_native(job: Job, call: Call, stats: Stats) -> bool:
-    source = job.x if job.rest is None else job.rest
+    size = call.channel.size
     with stats.timed("native_s"):
         if job.kind == "allgather":
-            part = source if job.rest is None else _own_part(job, call.channel)
-            _gather_native(call, np.ascontiguousarray(part), job.out)
+            own = own_part(job.out.size, call.channel.rank, size)
+            _gather_native(call, job.x if job.rest is None else job.rest[own], job.out)
         else:
-            _reduce_native(call, source, job.out, job.op)
-    size = call.channel.size
+            _reduce_native(call, job.x if job.rest is None else job.rest, job.out, job.op)
     moved = (1 if job.kind == "allgather" else 2) * (size - 1) * job.out.nbytes // size
     stats.wire_bytes += moved
     stats.raw_bytes += moved
     stats.header_bytes += call.header_bytes
     return _settle_exact(job)
-
-
-def _own_part(job: Job, channel: Channel) -> Array:
-    assert job.rest is not None
-    begin = channel.rank * job.x.size
-    return job.rest[begin : begin + job.x.size]
 
 
 def _reduce_native(call: Call, x: Array, out: Array, op: MPI.Op) -> None:
@@ -246,8 +237,7 @@ def achieved_error(job: Job, exact_input: Array, channel: Channel, stats: Stats)
         channel.comm.Allreduce(x, exact, job.op)
     part = slice(None)
     if job.kind == "reduce_scatter":
-        bounds = chunk_bounds(job.out.size, channel.size)
-        part = slice(*bounds[channel.rank : channel.rank + 2])
+        part = own_part(job.out.size, channel.rank, channel.size)
     exact = exact[part].astype(np.result_type(wide, np.float64), copy=False)
     difference = np.abs(job.out[part] - exact)
     largest = float(difference.max(initial=0)) / (channel.size if job.mean else 1)

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from typing import Any
 
+from mpiquant.collectives import canonical
 from mpiquant.typing import CodecLike
 
 
@@ -45,6 +46,7 @@ class Options:
     timeout: float | None = None
 
     def __post_init__(self) -> None:
+        canonical(self.algorithm)
         for name, lowest in (("min_size", 0), ("segment", 1), ("bucket_bytes", 1)):
             value = getattr(self, name)
             if value < lowest:

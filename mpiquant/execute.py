@@ -84,13 +84,11 @@ class Execution:
         self.receiving: deque[tuple[PendingRequest, Bytes]] = deque()
         self.sending: deque[tuple[PendingRequest, Bytes | None]] = deque()
         self.idle: list[Bytes] = []
-        self.started = False
 
     # ---- state machine ----
 
     def start(self) -> None:
         """Post the first receives and issue the first sends."""
-        self.started = True
         self._post()
         for message in self.program.first_sends:
             self._send(message)
@@ -111,9 +109,7 @@ class Execution:
         return not self.sending
 
     def run(self, wait: Callable[[], None]) -> None:
-        """Advance to the end; `wait` is called while nothing can be done."""
-        if not self.started:
-            self.start()
+        """Advance to the end of a started call; `wait` is called while nothing can be done."""
         if self.advance():
             return
         begin = time.perf_counter()

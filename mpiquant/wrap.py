@@ -12,7 +12,6 @@ from mpiquant import api, config
 from mpiquant._buffers import is_half
 from mpiquant._comm import checked_comm
 from mpiquant.codecs import by_name
-from mpiquant.plan.choose import canonical
 from mpiquant.stats import Stats
 from mpiquant.typing import Array, BufSpec, CodecLike, CommLike, OpLike
 
@@ -101,8 +100,6 @@ def wrap(
     config.Options(**changes)
     if isinstance(codec, str):
         by_name(codec)
-    if algorithm is not None:
-        canonical(algorithm)
     base = type(comm)
     if issubclass(base, Wrapped):
         changes = {**comm.mpiquant_options, **changes}

@@ -111,21 +111,13 @@ def on_ranks(claims: Claims) -> None:
 def bounded_residuals(claims: Claims) -> None:
     """Residual of the low-bit codecs over 1,000 steps of 16 simulated ranks."""
     sys.path.insert(0, str(ROOT / "tests" / "unit"))
-    from test_program import collective
+    from test_program import residual_norms
 
-    from mpiquant.codecs import by_name
     from mpiquant.collectives import ALGORITHMS
 
     for name in ("q1", "q2", "ternary"):
         for algorithm in ALGORITHMS:
-            rng = np.random.default_rng(0)
-            rests = [np.zeros(1024, np.float32) for _ in range(16)]
-            norms = []
-            for step in range(1000):
-                inputs = [rng.standard_normal(1024).astype(np.float32) for _ in range(16)]
-                rests = [x + r for x, r in zip(inputs, rests, strict=True)]
-                collective("allreduce", algorithm, inputs, by_name(name), rests=rests, seed=step)
-                norms.append(float(np.sqrt(np.mean(np.square(rests)))))
+            norms = residual_norms(name, algorithm)
             growth = np.mean(norms[-100:]) / np.mean(norms[300:400])
             point = f"{name}, {algorithm}: residual of steps 900-999 over 300-399"
             claims.at_most(point, float(growth), 1.2)

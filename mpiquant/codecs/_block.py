@@ -62,6 +62,10 @@ class BlockCodec(Codec):
         """How blocks are quantized; may depend on whether error feedback is on."""
         raise TypeError("a subclass says how")
 
+    def _kind_and_key(self, residual: Array | None, stream: int) -> tuple[int, int]:
+        kind = self._kind(residual)
+        return kind, mix_key(self._seed, stream) if kind == _kernels.STOCHASTIC else 0
+
     @property
     def bits(self) -> float:
         return self._bits
@@ -84,8 +88,7 @@ class BlockCodec(Codec):
         stream: int = 0,
         index: int = 0,
     ) -> None:
-        kind = self._kind(residual)
-        key = mix_key(self._seed, stream) if kind == _kernels.STOCHASTIC else 0
+        kind, key = self._kind_and_key(residual, stream)
         _kernels.encode(x, wire, kind, self._bits, self.block, key, index, residual)
 
     def decode(self, wire: Bytes, out: Array) -> bool:
@@ -104,8 +107,7 @@ class BlockCodec(Codec):
         stream: int = 0,
         index: int = 0,
     ) -> None:
-        kind = self._kind(residual)
-        key = mix_key(self._seed, stream) if kind == _kernels.STOCHASTIC else 0
+        kind, key = self._kind_and_key(residual, stream)
         _kernels.hop(
             wire_in, self._bits, x, wire, kind, self._bits, self.block, key, index, residual
         )

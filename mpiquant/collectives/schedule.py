@@ -67,3 +67,10 @@ def chunk_bounds(count: int, chunks: int) -> tuple[int, ...]:
     short, longer = divmod(count, chunks)
     lengths = (short + (i < longer) for i in range(chunks))
     return tuple(accumulate(lengths, initial=0))
+
+
+def own_part(count: int, rank: int, size: int) -> slice:
+    """Elements of chunk `rank` of `size`: a rank's part of a reduce-scatter or an allgather."""
+    short, longer = divmod(count, size)
+    begin = rank * short + min(rank, longer)
+    return slice(begin, begin + short + (rank < longer))

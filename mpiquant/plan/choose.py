@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpiquant.collectives import ALGORITHMS, ALIASES
-
 SMALL_WIRE_NBYTES = 64 << 10
 """Below this, a call's time is its number of steps, not its bytes."""
 
@@ -20,15 +18,6 @@ class Choice:
     algorithm: str
     compress: bool
     reason: str
-
-
-def canonical(algorithm: str) -> str:
-    """Full name of an algorithm; ValueError naming all if there is none."""
-    name = ALIASES.get(algorithm, algorithm)
-    if name not in ("auto", "native", *ALGORITHMS):
-        known = ", ".join(("auto", "native", *ALGORITHMS, *ALIASES))
-        raise ValueError(f"unknown algorithm {algorithm!r}; known are {known}")
-    return name
 
 
 def choose(

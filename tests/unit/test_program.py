@@ -7,7 +7,7 @@ import pytest
 
 from mpiquant.codecs import EXACT, IdentityCodec, LowBitCodec, TernaryCodec, UniformCodec, by_name
 from mpiquant.codecs._block import mix_key
-from mpiquant.collectives import ALGORITHMS, chunk_bounds
+from mpiquant.collectives import ALGORITHMS, chunk_bounds, own_part
 from mpiquant.execute import Execution
 from mpiquant.program import compile_program
 from mpiquant.stats import Stats
@@ -114,6 +114,10 @@ def test_b28_chunk_table():
         assert lengths.max() - lengths.min() <= 1
     assert tuple(np.diff(chunk_bounds(n, 2))) == (1073741827, 1073741826)
     assert chunk_bounds(2, 4) == (0, 1, 2, 2, 2)
+    for count, size in ((2, 4), (11, 3), (n, 7)):
+        bounds = chunk_bounds(count, size)
+        parts = [own_part(count, rank, size) for rank in range(size)]
+        assert parts == [slice(*bounds[rank : rank + 2]) for rank in range(size)]
 
 
 @pytest.mark.parametrize("size", SIZES[1:])
@@ -207,21 +211,24 @@ def test_telescoping_identity(algorithm, name, dtype):
         assert any(np.any(r) for r in residuals)
 
 
+def residual_norms(name, algorithm, steps=1000, size=16, count=1024):
+    """Root mean square of the residuals of all ranks after each step, on normal data."""
+    rng = np.random.default_rng(0)
+    residuals = [np.zeros(count, np.float32) for _ in range(size)]
+    norms = []
+    for step in range(steps):
+        inputs = [rng.standard_normal(count).astype(np.float32) for _ in range(size)]
+        residuals = [x + r for x, r in zip(inputs, residuals, strict=True)]
+        collective("allreduce", algorithm, inputs, by_name(name), rests=residuals, seed=step)
+        norms.append(float(np.sqrt(np.mean(np.square(residuals)))))
+    return norms
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("name", ["q1", "q2", "ternary"])
 def test_residual_stays_bounded(name, algorithm):
     """Over 1,000 steps of 16 ranks the residual of the low-bit codecs does not grow."""
-    size, count = 16, 1024
-    codec = by_name(name)
-    rng = np.random.default_rng(0)
-    residuals = [np.zeros(count, np.float32) for _ in range(size)]
-    norms = []
-    for step in range(1000):
-        inputs = [rng.standard_normal(count).astype(np.float32) for _ in range(size)]
-        rests = [x + r for x, r in zip(inputs, residuals, strict=True)]
-        collective("allreduce", algorithm, inputs, codec, rests=rests, seed=step)
-        residuals = rests
-        norms.append(np.sqrt(np.mean(np.square(residuals))))
+    norms = residual_norms(name, algorithm)
     assert np.mean(norms[-100:]) < 1.2 * np.mean(norms[300:400])
     assert np.mean(norms[-100:]) < 5.0
 
