@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from mpiquant.api import Allreduce, allgather, allreduce, reduce_scatter
+    from mpiquant.api import Allreduce, Iallreduce, allgather, allreduce, iallreduce, reduce_scatter
     from mpiquant.codecs import (
         BFloat16Codec,
         Codec,
@@ -33,11 +33,12 @@ if TYPE_CHECKING:
         RemoteTypeError,
     )
     from mpiquant.feedback import ErrorFeedback
+    from mpiquant.request import Request
     from mpiquant.stats import Stats
     from mpiquant.wrap import wrap
 
 _HOMES = {
-    "api": ("Allreduce", "allgather", "allreduce", "reduce_scatter"),
+    "api": ("Allreduce", "Iallreduce", "allgather", "allreduce", "iallreduce", "reduce_scatter"),
     "codecs": (
         "BFloat16Codec",
         "Codec",
@@ -56,6 +57,7 @@ _HOMES = {
         "RemoteTypeError",
     ),
     "feedback": ("ErrorFeedback",),
+    "request": ("Request",),
     "stats": ("Stats",),
     "wrap": ("wrap",),
 }
@@ -69,18 +71,21 @@ __all__ = [
     "Codec",
     "ErrorFeedback",
     "Float16Codec",
+    "Iallreduce",
     "IdentityCodec",
     "LifecycleError",
     "LowBitCodec",
     "MPIQuantError",
     "Options",
     "RemoteTypeError",
+    "Request",
     "Stats",
     "TernaryCodec",
     "UniformCodec",
     "__version__",
     "allgather",
     "allreduce",
+    "iallreduce",
     "options",
     "reduce_scatter",
     "wrap",

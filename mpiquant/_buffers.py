@@ -145,6 +145,37 @@ def same_memory(a: Array, b: Array) -> bool:
     return place and a.strides == b.strides and a.shape == b.shape and a.dtype == b.dtype
 
 
+_locked: dict[int, list[Any]] = {}
+"""Arrays that calls in flight have made read-only, by id: the array and how many calls."""
+
+
+def lock(arrays: list[Array]) -> Callable[[], None]:
+    """Make arrays read-only; the function returned makes them writable again.
+
+    An array that several calls have locked stays so until the last has unlocked it.
+    """
+    mine = []
+    for array in arrays:
+        entry = _locked.get(id(array))
+        if entry is not None:
+            entry[1] += 1
+            mine.append(array)
+        elif array.flags.writeable and array.base is None:
+            array.flags.writeable = False
+            _locked[id(array)] = [array, 1]
+            mine.append(array)
+
+    def unlock() -> None:
+        while mine:
+            entry = _locked[id(mine.pop())]
+            entry[1] -= 1
+            if entry[1] == 0:
+                entry[0].flags.writeable = True
+                del _locked[id(entry[0])]
+
+    return unlock
+
+
 def from_spec(spec: BufSpec, what: str) -> Array | None:
     """The array of an mpi4py buffer spec, or None if only MPI can tell.
 

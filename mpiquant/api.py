@@ -1,54 +1,34 @@
-"""The functional face: allreduce, Allreduce, reduce_scatter, allgather."""
+"""The functional face: allreduce, Allreduce, their nonblocking forms, reduce_scatter, allgather."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
 from mpi4py import MPI
 
-from mpiquant import _buffers, calls, codecs, config
+from mpiquant import _buffers, buckets, calls, config
 from mpiquant._buffers import Entry
-from mpiquant._comm import Channel, channel_of
-from mpiquant.codecs import Codec
-from mpiquant.collectives import own_part
-from mpiquant.config import Options
+from mpiquant._call import Call, Steps
+from mpiquant._comm import Channel, channel_of, find_channel
+from mpiquant.buckets import Item, Terms
+from mpiquant.codecs import EXACT
 from mpiquant.feedback import ErrorFeedback
-from mpiquant.program import Kind
-from mpiquant.stats import Stats
+from mpiquant.progress import drain_at_finalize, engine
+from mpiquant.request import Request
 from mpiquant.typing import Array, BufSpec, CodecLike, CommLike, OpLike
 
 StatsLike = Literal[True, "error"] | None
 
 
-@dataclass
-class _Request:
-    """A checked call: what is the same for all its buckets."""
-
-    channel: Channel
-    name: str
-    options: Options
-    op: MPI.Op
-    mean: bool
-    codec_from_call: bool
-    feedback: ErrorFeedback | None
-    want: StatsLike
-    stats: Stats
-
-    def refusing(self) -> AbstractContextManager[None]:
-        """A context in which refused arguments become an error on every rank."""
-        return self.channel.refusing(self.name)
-
-    def own_part(self, count: int) -> slice:
-        """This rank's part of an array that is scattered or gathered."""
-        return own_part(count, self.channel.rank, self.channel.size)
+# ---- from arguments to a request ----
 
 
-@contextmanager
-def _checked(
+def _start(
+    prepare: Callable[[Terms], Callable[[], Any]],
+    blocking: bool,
     comm: CommLike | None,
     op: OpLike,
     name: str | None,
@@ -57,36 +37,53 @@ def _checked(
     feedback: ErrorFeedback | None,
     timeout: float | None,
     stats: StatsLike,
-) -> Iterator[_Request]:
-    """A request, made of checked arguments; one thread at a time on the communicator."""
-    channel = channel_of(comm)
+) -> Any:
+    """Check the arguments, launch the calls; the result, or the request of a nonblocking call.
+
+    `prepare` launches the calls of some terms and returns what makes the result from them.
+    """
+    channel = channel_of(comm, config.current(timeout=timeout).timeout)
+    drain_at_finalize()
     with channel.entered():
-        with channel.refusing(name or ""):
-            options = config.current(
-                codec=codec, algorithm=None if algorithm == "auto" else algorithm, timeout=timeout
-            )
-            if stats not in (None, False, True, "error"):
-                raise ValueError(f"stats is {stats!r}, expected None, True or 'error'")
-            if feedback is not None and not isinstance(feedback, ErrorFeedback):
-                raise TypeError(f"feedback is a {type(feedback).__name__}, expected ErrorFeedback")
-            mpi_op, mean = _parse_op(op)
-            if name is not None and not isinstance(name, str):
-                raise TypeError(f"name is a {type(name).__name__}, expected a string")
-            if feedback is not None and mpi_op != MPI.SUM:
-                raise ValueError(
-                    "feedback needs op 'sum' or 'mean': other results have no residual"
-                )
-        yield _Request(
-            channel,
-            name or "",
-            options,
-            mpi_op,
-            mean,
-            codec is not None,
-            feedback,
-            stats or None,
-            Stats(),
-        )
+        with _refusing(channel, name, blocking):
+            terms = _terms(channel, blocking, op, name, codec, algorithm, feedback, timeout, stats)
+            if not blocking and terms.options.progress == "thread":
+                engine.start_thread()
+            with engine.lock:
+                build = prepare(terms)
+        request = Request(terms.calls, _finish(terms, build, stats), terms.options.stall_seconds)
+        if not blocking:
+            engine.advance()
+            engine.wake()
+            return request
+        return _wait_uninterrupted(channel, request)
+
+
+def _terms(
+    channel: Channel,
+    blocking: bool,
+    op: OpLike,
+    name: str | None,
+    codec: CodecLike,
+    algorithm: str,
+    feedback: ErrorFeedback | None,
+    timeout: float | None,
+    stats: StatsLike,
+) -> Terms:
+    options = config.current(
+        codec=codec, algorithm=None if algorithm == "auto" else algorithm, timeout=timeout
+    )
+    if stats not in (None, False, True, "error"):
+        raise ValueError(f"stats is {stats!r}, expected None, True or 'error'")
+    if feedback is not None and not isinstance(feedback, ErrorFeedback):
+        raise TypeError(f"feedback is a {type(feedback).__name__}, expected ErrorFeedback")
+    mpi_op, mean = _parse_op(op)
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name is a {type(name).__name__}, expected a string")
+    if feedback is not None and mpi_op != MPI.SUM:
+        raise ValueError("feedback needs op 'sum' or 'mean': other results have no residual")
+    given, measure = codec is not None, stats == "error"
+    return Terms(channel, name or "", options, mpi_op, mean, given, feedback, measure, blocking)
 
 
 def _parse_op(op: OpLike) -> tuple[MPI.Op, bool]:
@@ -99,161 +96,50 @@ def _parse_op(op: OpLike) -> tuple[MPI.Op, bool]:
     raise ValueError(f"op is {op!r}, expected 'sum', 'mean' or an MPI.Op")
 
 
-# ---- buckets ----
+@contextmanager
+def _refusing(channel: Channel, name: str | None, blocking: bool) -> Iterator[None]:
+    """Make an exception of the block, before any message, an error on every rank."""
+    try:
+        yield
+    except Exception as error:
+        call = Call(channel, str(name or ""))
+        call.launch(_raise(error))
+        if blocking:
+            engine.wait(call)
+        else:
+            engine.advance()
+        raise
 
 
-@dataclass
-class _Item:
-    """One entry on its way: its codec, dtypes and place for the result."""
-
-    entry: Entry
-    codec: Codec
-    work: np.dtype
-    result: np.dtype
-    out: Array | None
-    given: Any
-    """What the user passed as out: perhaps a subclass of an array."""
-
-    @property
-    def count(self) -> int:
-        return self.entry.array.size
+def _raise(error: Exception) -> Steps[None]:
+    raise error
+    yield  # makes it a generator
 
 
-def _make_items(
-    request: _Request,
-    entries: list[Entry],
-    outs: list[Any],
-    shape: Callable[[Entry], Any],
-    reduced: bool = True,
-) -> list[_Item]:
-    items: list[_Item] = []
-    for entry, given in zip(entries, outs, strict=True):
-        dtype, out = entry.array.dtype, None
-        if reduced and dtype.kind == "b" and request.op in (MPI.SUM, MPI.PROD, MPI.MAX, MPI.MIN):
-            raise TypeError(f"dtype {dtype} cannot be reduced by {calls.op_name(request.op)}")
-        whole = request.mean and dtype.kind in "iu"
-        work = np.dtype(np.float64) if whole else entry.work_dtype
-        result = work if whole else dtype.newbyteorder("=")
-        codec: Codec = codecs.EXACT
-        if work.kind == "f" and not whole:
-            codec = codecs.resolve(request.options.codec, entry.name, entry.array.shape)
-        if given is not None:
-            out = _buffers.check_out(given, entry.array, shape(entry), result)
-        if request.feedback is not None and work.kind == "f":
-            request.feedback.take(entry.name, entry.array.shape, work)
-        items.append(_Item(entry, codec, work, result, out, given))
-    _buffers.check_disjoint([i.entry.array for i in items], [i.out for i in items])
-    return items
+def _finish(terms: Terms, build: Callable[[], Any], stats: StatsLike) -> Callable[[float], Any]:
+    def finish(idle_s: float) -> Any:
+        terms.stats.wait_s += idle_s
+        for compare in terms.comparisons:
+            compare()
+        result = build()
+        if not stats:
+            return result
+        return terms.stats if result is None else (result, terms.stats)
+
+    return finish
 
 
-def _make_buckets(items: list[_Item], limit: int) -> list[list[_Item]]:
-    """Neighbours of one dtype and codec together, up to the limit in bytes."""
-    groups: dict[tuple[np.dtype, Codec], list[list[_Item]]] = {}
-    room: dict[tuple[np.dtype, Codec], int] = {}
-    for item in items:
-        key = (item.work, item.codec)
-        nbytes = item.count * item.work.itemsize
-        if nbytes > room.get(key, -1):
-            groups.setdefault(key, []).append([])
-            room[key] = limit
-        groups[key][-1].append(item)
-        room[key] -= nbytes
-    return [bucket for buckets in groups.values() for bucket in buckets]
+def _wait_uninterrupted(channel: Channel, request: Request) -> Any:
+    """Wait; what ends the wait early, like Ctrl-C, leaves messages that nobody will wait for."""
+    try:
+        return request.wait()
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            channel.give_up(f"a call was interrupted by {error!r}")
+        raise
 
 
-def _fused_name(bucket: list[_Item]) -> str:
-    return "|".join(f"{i.entry.name}{list(i.entry.array.shape)}" for i in bucket)
-
-
-def _reduce_bucket(request: _Request, bucket: list[_Item], kind: Kind) -> Array:
-    """The summed (or averaged) flat values of a bucket, in its work dtype."""
-    x, out = _bucket_buffers(bucket)
-    rest = _with_residuals(request, bucket, x)
-    exact_input = x.copy() if request.want == "error" else x
-    name = _fused_name(bucket) if len(bucket) > 1 else bucket[0].entry.name
-    job = calls.Job(
-        kind,
-        name,
-        x,
-        out,
-        rest,
-        request.op,
-        request.mean,
-        bucket[0].codec,
-        request.codec_from_call,
-        request.want == "error",
-    )
-    nonfinite = calls.run(job, request.channel, request.options, request.stats)
-    if request.want == "error":
-        calls.achieved_error(job, exact_input, request.channel, request.stats)
-    if rest is not None:
-        _keep_residuals(request, bucket, rest, nonfinite)
-    if request.mean:
-        # The rest of a scattered buffer was perhaps never written.
-        part = out[request.own_part(out.size)] if kind == "reduce_scatter" else out
-        np.divide(part, out.dtype.type(request.channel.size), out=part)
-    return out
-
-
-def _bucket_buffers(bucket: list[_Item]) -> tuple[Array, Array]:
-    """Flat input and output; the user's own memory for a single array where possible."""
-    work = bucket[0].work
-    if len(bucket) > 1:
-        x = np.concatenate([i.entry.array.reshape(-1) for i in bucket], dtype=work)
-        return x, x
-    (item,) = bucket
-    x = _buffers.flat_input(item.entry.array, work)
-    if item.out is not None and item.out.dtype == work:
-        return x, item.out.reshape(-1)
-    return x, np.empty_like(x)
-
-
-def _with_residuals(request: _Request, bucket: list[_Item], x: Array) -> Array | None:
-    """A copy of x with the residuals added; None without error feedback."""
-    feedback = request.feedback
-    if feedback is None or x.dtype.kind != "f":
-        return None
-    known = [feedback.residual(i.entry.name) for i in bucket]
-    if not bucket[0].codec.lossy and all(k is None for k in known):
-        return None
-    rest = x.copy()
-    begin = 0
-    for item, residual in zip(bucket, known, strict=True):
-        if residual is not None:
-            rest[begin : begin + item.count] += residual.reshape(-1)
-        begin += item.count
-    return rest
-
-
-def _keep_residuals(request: _Request, bucket: list[_Item], rest: Array, nonfinite: bool) -> None:
-    assert request.feedback is not None
-    if nonfinite:
-        return
-    begin = 0
-    for item in bucket:
-        part = rest[begin : begin + item.count]
-        whole = part if len(bucket) == 1 else part.copy()
-        request.feedback.put(item.entry.name, whole.reshape(item.entry.array.shape))
-        begin += item.count
-
-
-def _deliver(item: _Item, flat: Array) -> Any:
-    """One entry's result, in the user's memory, dtype and shape."""
-    values = flat.reshape(item.entry.array.shape)
-    if item.out is not None:
-        if not np.may_share_memory(item.out, values):
-            item.out[...] = _cast(values, item.result)
-        return item.given
-    values = _cast(values, item.result)
-    return values[()] if item.entry.is_scalar else values
-
-
-def _cast(values: Array, dtype: np.dtype) -> Array:
-    with np.errstate(over="ignore"):  # a float16 sum above 65504 is inf, as IEEE says
-        return values.astype(dtype, copy=False)
-
-
-# ---- the calls ----
+# ---- allreduce ----
 
 
 def allreduce(
@@ -316,22 +202,84 @@ def allreduce(
     Error of one call with nearest rounding and 3 or more bits, A the largest absolute value in a
     block over all N ranks and L = 2^(bits-1)-1: at most A N (N+1) / (4 L).
     """
-    args = (comm, op, name, codec, algorithm, feedback, timeout, stats)
-    with _checked(*args) as request:
-        with request.refusing():
-            entries, rebuild = _buffers.flatten(x, name or "")
-            outs = _buffers.flatten_like(out, x)
-            items = _make_items(request, entries, outs, lambda e: e.array.shape)
-            buckets = _make_buckets(items, request.options.bucket_bytes)
-        results: dict[str, Any] = {}
-        for bucket in buckets:
-            flat = _reduce_bucket(request, bucket, "allreduce")
-            begin = 0
-            for item in bucket:
-                results[item.entry.name] = _deliver(item, flat[begin : begin + item.count])
-                begin += item.count
-        result = rebuild([results[entry.name] for entry in entries])
-        return (result, request.stats) if stats else result
+    plain = codec is None and out is None and feedback is None and timeout is None and not stats
+    if plain and algorithm == "auto" and type(x) is np.ndarray:
+        result = _quick(x, None, op, comm, name)
+        if result is not None:
+            return result
+    return _start(
+        lambda terms: _prepare_allreduce(terms, x, out),
+        *(True, comm, op, name, codec, algorithm, feedback, timeout, stats),
+    )
+
+
+def iallreduce(
+    x: Any,
+    op: OpLike = "sum",
+    *,
+    comm: CommLike | None = None,
+    codec: CodecLike = None,
+    algorithm: str = "auto",
+    out: Any = None,
+    name: str | None = None,
+    feedback: ErrorFeedback | None = None,
+    timeout: float | None = None,
+    stats: StatsLike = None,
+) -> Request:
+    """`allreduce` that does not wait; collective over comm.
+
+    Returns
+    -------
+    Request
+        Its `wait()` returns what `allreduce` would.
+
+    Notes
+    -----
+    All ranks must start the calls on a communicator in the same order; they may wait for them in
+    any order.  Until the call has ended, x is read-only (in so far as it was not copied, and is
+    not itself the output), and `out` must not be touched.
+
+    A call moves on in the waits and tests of any request, in other calls of this package, and with
+    the option progress="thread" all the time.  Several threads may wait, but only one at a time
+    may start calls on a communicator.
+
+    See `allreduce` for the parameters; the timeout is that of the wait.
+    """
+    request: Request = _start(
+        lambda terms: _prepare_allreduce(terms, x, out),
+        *(False, comm, op, name, codec, algorithm, feedback, timeout, stats),
+    )
+    return request
+
+
+def _prepare_allreduce(terms: Terms, x: Any, out: Any) -> Callable[[], Any]:
+    entries, rebuild = _buffers.flatten(x, terms.name)
+    outs = _buffers.flatten_like(out, x)
+    items = buckets.make_items(terms, entries, outs, lambda e: e.array.shape)
+    results: dict[str, Any] = {}
+    for bucket in buckets.make_buckets(items, terms.options.bucket_bytes):
+        _launch(terms, bucket, results)
+    if len(entries) == len(items) == 1 and entries[0].array.size:
+        _remember_quick(terms, items[0])
+    return lambda: rebuild([results[entry.name] for entry in entries])
+
+
+def _launch(terms: Terms, bucket: list[Item], results: dict[str, Any]) -> None:
+    def deliver(flat: Array) -> None:
+        begin = 0
+        for item in bucket:
+            part = flat[begin : begin + item.count]
+            results[item.entry.name] = buckets.deliver_item(item, part)
+            begin += item.count
+
+    buckets.launch_reduction(terms, bucket, "allreduce", deliver)
+    if not terms.blocking:
+        inputs = [i.entry.array for i in bucket if not _is_output(i)]
+        terms.calls[-1].when_done.append(_buffers.lock(inputs))
+
+
+def _is_output(item: Item) -> bool:
+    return item.out is not None and np.may_share_memory(item.out, item.entry.array)
 
 
 def Allreduce(
@@ -346,7 +294,7 @@ def Allreduce(
     feedback: ErrorFeedback | None = None,
     timeout: float | None = None,
     stats: StatsLike = None,
-) -> Stats | None:
+) -> Any:
     """Like `MPI.Comm.Allreduce`, with compression; collective over comm.
 
     Parameters
@@ -361,37 +309,144 @@ def Allreduce(
     -------
     None, or Stats if asked for
     """
-    args = (comm, op, name, codec, algorithm, feedback, timeout, stats)
-    with _checked(*args) as request:
-        with request.refusing():
-            target = _buffers.from_spec(recvbuf, "recvbuf")
-            in_place = sendbuf is MPI.IN_PLACE or sendbuf is None
-            source = target if in_place else _buffers.from_spec(sendbuf, "sendbuf")
-            items = _plain_items(request, source, target, name or "")
-            if not items and request.mean:
-                raise ValueError("op 'mean' needs plain arrays of numbers")
-        if not items:
-            request.channel.comm.Allreduce(sendbuf, recvbuf, request.op)
-            request.stats.chose("native", "exact", "the buffers are not plain arrays of numbers")
-        for item in items:
-            _deliver(item, _reduce_bucket(request, [item], "allreduce"))
-        return request.stats if stats else None
+    plain = codec is None and feedback is None and timeout is None and not stats
+    plain = plain and algorithm == "auto" and type(sendbuf) is type(recvbuf) is np.ndarray
+    if plain and _quick(sendbuf, recvbuf, op, comm, name) is not None:
+        return None
+    return _start(
+        lambda terms: _prepare_buffers(terms, sendbuf, recvbuf),
+        *(True, comm, op, name, codec, algorithm, feedback, timeout, stats),
+    )
 
 
-def _plain_items(
-    request: _Request, source: Array | None, target: Array | None, name: str
-) -> list[_Item]:
-    """The item of two plain buffers of one dtype; none if only MPI can reduce them."""
+def Iallreduce(
+    sendbuf: BufSpec,
+    recvbuf: BufSpec,
+    op: OpLike = MPI.SUM,
+    *,
+    comm: CommLike | None = None,
+    codec: CodecLike = None,
+    algorithm: str = "auto",
+    name: str | None = None,
+    feedback: ErrorFeedback | None = None,
+    timeout: float | None = None,
+    stats: StatsLike = None,
+) -> Request:
+    """Like `MPI.Comm.Iallreduce`, with compression; collective over comm.
+
+    Returns
+    -------
+    Request
+        See `iallreduce` for what holds until it has ended.
+
+    See `Allreduce` for the parameters.
+    """
+    request: Request = _start(
+        lambda terms: _prepare_buffers(terms, sendbuf, recvbuf),
+        *(False, comm, op, name, codec, algorithm, feedback, timeout, stats),
+    )
+    return request
+
+
+def _prepare_buffers(terms: Terms, sendbuf: BufSpec, recvbuf: BufSpec) -> Callable[[], None]:
+    target = _buffers.from_spec(recvbuf, "recvbuf")
+    in_place = sendbuf is MPI.IN_PLACE or sendbuf is None
+    source = target if in_place else _buffers.from_spec(sendbuf, "sendbuf")
     if source is None or target is None or not _same_numbers(source, target):
-        return []
+        if terms.mean:
+            raise ValueError("op 'mean' needs plain arrays of numbers")
+        buckets.launch_buffers(terms, sendbuf, recvbuf)
+        return lambda: None
     if source.size != target.size:
         raise ValueError(f"sendbuf has {source.size} elements, recvbuf has {target.size}")
-    return _make_items(request, [Entry(name, source, False)], [target], lambda e: e.array.shape)
+    entry = Entry(terms.name, source, False)
+    items = buckets.make_items(terms, [entry], [target], lambda e: e.array.shape)
+    _launch(terms, items, {})
+    if source.size:
+        _remember_quick(terms, items[0])
+    return lambda: None
 
 
 def _same_numbers(a: Array, b: Array) -> bool:
     """Whether both hold numbers of one dtype, in whatever byte order."""
     return a.dtype.kind in "iufc" and a.dtype.newbyteorder("=") == b.dtype.newbyteorder("=")
+
+
+# ---- small native reductions ----
+
+
+def _quick(
+    x: Array, out: Array | None, op: OpLike, comm: CommLike | None, name: str | None
+) -> Array | None:
+    """The result of a small native reduction that was found before to need nothing else.
+
+    None if there is more to do.  Such calls are losses, counters and metrics in a loop, for which
+    the way through checks, plans and calls would cost several times the reduction itself.
+    """
+    channel = find_channel(comm)
+    if channel is None:
+        return None
+    options = config.current()
+    key = (x.size, x.dtype, op if isinstance(op, str) else op.handle, name, id(options))
+    found = channel.quick.get(key)
+    if found is None or found[0].hash not in channel.agreed:
+        return None
+    if engine.busy or channel.broken or channel.faults:
+        return None
+    result = np.empty_like(x) if out is None else out
+    if not (x.flags.c_contiguous and result.flags.carray and x.dtype == result.dtype):
+        return None
+    if x.size != result.size or not channel.lock.acquire(blocking=False):
+        return None
+    try:
+        plan, mpi_op, mean, _ = found
+        call = calls.quick_reduce(channel, plan, x, result, mpi_op, options.timeout)
+        if call is not None:
+            _wait_uninterrupted(
+                channel, Request([call], lambda idle_s: None, options.stall_seconds)
+            )
+    finally:
+        channel.lock.release()
+    if mean:
+        np.divide(result, channel.size, out=result)
+    return result
+
+
+QUICK_NBYTES = 64 << 10
+"""Above this, a native reduction takes so long that the full way costs nothing."""
+
+
+def _remember_quick(terms: Terms, item: Item) -> None:
+    """Note that a call like this one is a plain native reduction, if it is."""
+    x, options = item.entry.array, terms.options
+    if (
+        options is not config.current()  # something was given with the call
+        or options.check != "first"
+        or terms.channel.size == 1
+        or terms.feedback is not None
+        or terms.measure
+        or x.nbytes > QUICK_NBYTES
+        or not x.dtype == item.work == item.result
+    ):
+        return
+    probe = calls.Job(
+        "allreduce", terms.name, x, x, None, terms.op, terms.mean, item.codec, False, False
+    )
+    choice = calls.decide(probe, options, terms.channel.size)
+    if choice.algorithm != "native":
+        return
+    plan = calls.plan_for(probe, choice, options, EXACT, blocking=False)
+    op = ("mean" if terms.mean else "sum") if terms.op == MPI.SUM else None
+    quick = terms.channel.quick
+    if len(quick) > 1000:
+        quick.clear()
+    # The options are kept, so that no others get their id.
+    for spelling in {op, terms.op.handle if not terms.mean else op} - {None}:
+        key = (x.size, x.dtype, spelling, terms.name or None, id(options))
+        quick[key] = (plan, terms.op, terms.mean, options)
+
+
+# ---- the other collectives ----
 
 
 def reduce_scatter(
@@ -425,20 +480,42 @@ def reduce_scatter(
         This rank's part of the sum; its last addition is not quantized, except where halving and
         doubling over a number of ranks that is no power of two sends it on once more.
     """
-    args = (comm, op, name, codec, algorithm, feedback, timeout, stats)
-    with _checked(*args) as request:
-        with request.refusing():
-            entry = _buffers.make_entry(x, name or "")
-            own = request.own_part(entry.array.size)
-            (item,) = _make_items(request, [entry], [None], lambda e: e.array.shape)
-            if out is not None:
-                target = _buffers.check_out(out, entry.array, (own.stop - own.start,), item.result)
-        flat = _reduce_bucket(request, [item], "reduce_scatter")[own]
-        part = _cast(flat, item.result)
-        if out is not None:
-            target[...] = part
-            part = out
-        return (part, request.stats) if stats else part
+    return _start(
+        lambda terms: _prepare_scatter(terms, x, out),
+        *(True, comm, op, name, codec, algorithm, feedback, timeout, stats),
+    )
+
+
+def _prepare_scatter(terms: Terms, x: Any, out: Array | None) -> Callable[[], Any]:
+    entry = _buffers.make_entry(x, terms.name)
+    own = terms.own_part(entry.array.size)
+    (item,) = buckets.make_items(terms, [entry], [None], lambda e: e.array.shape)
+    shape = (own.stop - own.start,)
+    deliver, result = _into(out, entry, shape, item.result, lambda flat: flat[own])
+    buckets.launch_reduction(terms, [item], "reduce_scatter", deliver)
+    return result
+
+
+def _into(
+    out: Array | None,
+    entry: Entry,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    select: Callable[[Array], Array],
+) -> tuple[Callable[[Array], None], Callable[[], Any]]:
+    """What takes the flat result of a call, and what returns it as the user wants it."""
+    target = None if out is None else _buffers.check_out(out, entry.array, shape, dtype)
+    results: list[Any] = []
+
+    def deliver(flat: Array) -> None:
+        values = buckets.cast(select(flat), dtype)
+        if target is None:
+            results.append(values)
+        else:
+            target[...] = values
+            results.append(out)
+
+    return deliver, lambda: results[0]
 
 
 def allgather(
@@ -470,47 +547,16 @@ def allgather(
         Row r is rank r's array, quantized once if a codec is used; the own row too, so that all
         ranks have the same bits.
     """
-    args = (comm, "sum", name, codec, algorithm, feedback, timeout, stats)
-    with _checked(*args) as request:
-        size = request.channel.size
-        with request.refusing():
-            entry = _buffers.make_entry(x, name or "")
-            shape = (size, *entry.array.shape)
-            (item,) = _make_items(request, [entry], [None], lambda e: shape, reduced=False)
-            if out is not None:
-                target = _buffers.check_out(out, entry.array, shape, item.result)
-        result = _cast(_gather(request, item).reshape(shape), item.result)
-        if out is not None:
-            target[...] = result
-            result = out
-        return (result, request.stats) if stats else result
-
-
-def _gather(request: _Request, item: _Item) -> Array:
-    channel = request.channel
-    x = _buffers.flat_input(item.entry.array, item.work)
-    full = np.empty(x.size * channel.size, item.work)
-    part = request.own_part(full.size)
-    own = _with_residuals(request, [item], x)
-    rest = None
-    if own is not None:
-        rest = np.empty_like(full)
-        rest[part] = own
-    job = calls.Job(
-        "allgather",
-        item.entry.name,
-        x,
-        full,
-        rest,
-        MPI.SUM,
-        False,
-        item.codec,
-        request.codec_from_call,
-        request.want == "error",
+    return _start(
+        lambda terms: _prepare_gather(terms, x, out),
+        *(True, comm, "sum", name, codec, algorithm, feedback, timeout, stats),
     )
-    nonfinite = calls.run(job, channel, request.options, request.stats)
-    if request.want == "error":
-        calls.achieved_error(job, x, channel, request.stats)
-    if rest is not None:
-        _keep_residuals(request, [item], rest[part].copy(), nonfinite)
-    return full
+
+
+def _prepare_gather(terms: Terms, x: Any, out: Array | None) -> Callable[[], Any]:
+    entry = _buffers.make_entry(x, terms.name)
+    shape = (terms.channel.size, *entry.array.shape)
+    (item,) = buckets.make_items(terms, [entry], [None], lambda e: shape, reduced=False)
+    deliver, result = _into(out, entry, shape, item.result, lambda flat: flat.reshape(shape))
+    buckets.launch_gathering(terms, item, deliver)
+    return result

@@ -6,12 +6,16 @@ agreed on with the other ranks and runs, on the schedules or natively.
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import dataclass
 
 import numpy as np
 from mpi4py import MPI
 
-from mpiquant._comm import Call, Channel, plan_of
+from mpiquant._agreement import Plan, plan_of
+from mpiquant._call import Call, Steps
+from mpiquant._comm import Channel
 from mpiquant.codecs import EXACT, Codec
 from mpiquant.codecs._block import mix_key
 from mpiquant.collectives import canonical, own_part
@@ -24,6 +28,14 @@ from mpiquant.typing import Array
 
 MAX_COUNT = 2**31 - 1
 """Most elements of one native MPI call."""
+
+BLOCKING_NBYTES = 256 << 10
+"""From this size on, a blocking native call is agreed on by all ranks each time and is MPI's own
+blocking one, which is faster than its nonblocking one in some MPIs; below, the nonblocking one,
+during which we can see to other things."""
+
+QUICK_TESTS, QUICK_S = 20, 1e-3
+"""How often, and then how long, a small native call is tested before it becomes a full call."""
 
 
 @dataclass(frozen=True)
@@ -100,17 +112,10 @@ def decide(job: Job, options: Options, size: int) -> Choice:
     )
 
 
-def run(job: Job, channel: Channel, options: Options, stats: Stats) -> bool:
-    """Carry out a job; True if the result has non-finite values (only told with feedback).
-
-    Collective over the channel's communicator.
-    """
-    if channel.size == 1:
-        return _run_alone(job, stats)
-    choice = decide(job, options, channel.size)
-    codec = job.codec if choice.compress else EXACT
-    stats.chose(choice.algorithm, codec.spec, choice.reason)
-    plan = plan_of(
+def plan_for(job: Job, choice: Choice, options: Options, codec: Codec, *, blocking: bool) -> Plan:
+    """What the ranks agree on for a job."""
+    native = choice.algorithm == "native"
+    return plan_of(
         kind=job.kind,
         count=job.out.size,
         dtype=job.x.dtype.str,
@@ -120,30 +125,42 @@ def run(job: Job, channel: Channel, options: Options, stats: Stats) -> bool:
         segment=options.segment,
         feedback=job.rest is not None,
         measured=job.measured,
+        blocking=native and blocking and job.out.nbytes >= BLOCKING_NBYTES,
+        check=options.check,
         name=job.name,
     )
-    call = Call(channel, plan, job.name, options.timeout)
-    with call.failing_together():
-        call.open()
-        if choice.algorithm == "native":
-            nonfinite = _run_native(job, call, stats)
-            call.close()
-            return nonfinite
-        program = compile_program(
-            job.kind,
-            choice.algorithm,
-            channel.rank,
-            channel.size,
-            job.out.size,
-            codec,
-            job.x.dtype,
-            options.segment,
-        )
-        nonfinite = _run_schedule(job, call, program, stats)
-        if job.kind == "reduce_scatter" and job.rest is not None:
-            nonfinite = call.any(nonfinite)  # here no rank sees the others' parts
-        call.close()
-        return nonfinite
+
+
+def collective(
+    job: Job, call: Call, options: Options, stats: Stats, *, blocking: bool
+) -> Steps[bool]:
+    """Carry out a job; True if the result has non-finite values (only told with feedback).
+
+    Collective over the channel's communicator.
+    """
+    channel = call.channel
+    if channel.size == 1:
+        return _run_alone(job, stats)
+    choice = decide(job, options, channel.size)
+    codec = job.codec if choice.compress else EXACT
+    stats.chose(choice.algorithm, codec.spec, choice.reason)
+    yield from call.open(plan_for(job, choice, options, codec, blocking=blocking))
+    if choice.algorithm == "native":
+        return (yield from _run_native(job, call, stats))
+    program = compile_program(
+        job.kind,
+        choice.algorithm,
+        channel.rank,
+        channel.size,
+        job.out.size,
+        codec,
+        job.x.dtype,
+        options.segment,
+    )
+    nonfinite = yield from _run_schedule(job, call, program, stats)
+    if job.kind == "reduce_scatter" and job.rest is not None:
+        nonfinite = yield from call.any(nonfinite)  # here no rank sees the others' parts
+    return nonfinite
 
 
 def _run_alone(job: Job, stats: Stats) -> bool:
@@ -162,19 +179,21 @@ def _settle_exact(job: Job) -> bool:
     return not np.all(np.isfinite(job.out))
 
 
-def _run_schedule(job: Job, call: Call, program: Program, stats: Stats) -> bool:
+def _run_schedule(job: Job, call: Call, program: Program, stats: Stats) -> Steps[bool]:
     x, own = job.x, own_part(job.out.size, call.channel.rank, call.channel.size)
     if job.kind == "allgather":
         job.out[own] = job.x
         x = job.out
     stream = mix_key(call.channel.rank, call.seq)
     execution = Execution(program, call, x, job.out, job.rest, stream, stats)
+    call.opened = True
     if program.gate:
-        call.finish_agreement()
+        yield from call.finish_agreement()
     execution.start()
-    call.finish_agreement()
+    yield from call.finish_agreement()
     call.waits_for = execution.waits_for
-    execution.run(call.wait)
+    while not execution.advance():
+        yield execution.has_moved()
     stats.raw_bytes += program.raw_nbytes
     stats.header_bytes += call.header_bytes
     if job.rest is None:
@@ -186,14 +205,16 @@ def _run_schedule(job: Job, call: Call, program: Program, stats: Stats) -> bool:
     return execution.nonfinite or (program.exact and not np.all(np.isfinite(job.out)))
 
 
-def _run_native(job: Job, call: Call, stats: Stats) -> bool:
+def _run_native(job: Job, call: Call, stats: Stats) -> Steps[bool]:
     size = call.channel.size
-    with stats.timed("native_s"):
-        if job.kind == "allgather":
-            own = own_part(job.out.size, call.channel.rank, size)
-            _gather_native(call, job.x if job.rest is None else job.rest[own], job.out)
-        else:
-            _reduce_native(call, job.x if job.rest is None else job.rest, job.out, job.op)
+    begin = time.perf_counter()
+    if job.kind == "allgather":
+        own = own_part(job.out.size, call.channel.rank, size)
+        steps = _gather_native(call, job.x if job.rest is None else job.rest[own], job.out)
+    else:
+        steps = _reduce_native(call, job.x if job.rest is None else job.rest, job.out, job.op)
+    yield from steps
+    stats.native_s += time.perf_counter() - begin
     moved = (1 if job.kind == "allgather" else 2) * (size - 1) * job.out.nbytes // size
     stats.wire_bytes += moved
     stats.raw_bytes += moved
@@ -201,44 +222,86 @@ def _run_native(job: Job, call: Call, stats: Stats) -> bool:
     return _settle_exact(job)
 
 
-def _reduce_native(call: Call, x: Array, out: Array, op: MPI.Op) -> None:
+def _reduce_native(call: Call, x: Array, out: Array, op: MPI.Op) -> Steps[None]:
     """MPI's Allreduce, in pieces that its int counts can hold."""
-    comm = call.channel.comm
+    assert call.plan is not None
+    comm = call.channel.native
     in_place = x.__array_interface__["data"] == out.__array_interface__["data"]
     for begin in range(0, x.size, MAX_COUNT):
         part = slice(begin, begin + MAX_COUNT)
         send = MPI.IN_PLACE if in_place else x[part]
-        if call.timeout is None:
+        if call.plan.blocking:
             comm.Allreduce(send, out[part], op)
         else:
-            call.wait_for_all(comm.Iallreduce(send, out[part], op))
+            request = comm.Iallreduce(send, out[part], op)
+            call.opened = begin + MAX_COUNT >= x.size
+            yield from call.until_native(request, send, out)
 
 
-def _gather_native(call: Call, x: Array, out: Array) -> None:
-    comm, size = call.channel.comm, call.channel.size
+def _gather_native(call: Call, x: Array, out: Array) -> Steps[None]:
+    comm, size = call.channel.native, call.channel.size
     rows = out.reshape(size, -1)
     if x.size <= MAX_COUNT // size:
-        call.wait_for_all(comm.Iallgather(x, rows))
+        request = comm.Iallgather(x, rows)
+        call.opened = True
+        yield from call.until_native(request, x, rows)
         return
     for rank in range(size):
         if rank == call.channel.rank:
             rows[rank] = x
         for begin in range(0, x.size, MAX_COUNT):
-            call.wait_for_all(comm.Ibcast(rows[rank, begin : begin + MAX_COUNT], rank))
+            request = comm.Ibcast(rows[rank, begin : begin + MAX_COUNT], rank)
+            yield from call.until_native(request, rows)
 
 
-def achieved_error(job: Job, exact_input: Array, channel: Channel, stats: Stats) -> None:
-    """Compare the result with that of the same inputs in float64; collective."""
-    wide = np.result_type(job.x.dtype, np.float64) if job.x.dtype.kind in "fc" else job.x.dtype
-    x, exact = exact_input.astype(wide), np.empty(job.out.size, wide)
-    if job.kind == "allgather":
-        channel.comm.Allgather(x, exact)
-    else:
-        channel.comm.Allreduce(x, exact, job.op)
-    part = slice(None)
-    if job.kind == "reduce_scatter":
-        part = own_part(job.out.size, channel.rank, channel.size)
-    exact = exact[part].astype(np.result_type(wide, np.float64), copy=False)
-    difference = np.abs(job.out[part] - exact)
-    largest = float(difference.max(initial=0)) / (channel.size if job.mean else 1)
-    stats.compare(float(np.sum(difference**2)), float(np.sum(np.abs(exact) ** 2)), largest)
+def quick_reduce(
+    channel: Channel, plan: Plan, x: Array, out: Array, op: MPI.Op, timeout: float | None
+) -> Call | None:
+    """A small native reduction of a known plan, in few Python lines; None when it has ended.
+
+    A reduction that does not end at once is adopted by a call, which is returned.
+    """
+    seq = channel.seq
+    channel.seq = seq + 1
+    request = channel.native.Iallreduce(x, out, op)
+    for _ in range(QUICK_TESTS):
+        if request.Test():
+            return None
+    begin = time.monotonic()
+    while time.monotonic() - begin < QUICK_S:
+        os.sched_yield()
+        if request.Test():
+            return None
+    call = Call(channel, plan.name, timeout, seq)
+    call.plan = plan
+    call.launch(_adopt(call, request, x, out))
+    return call
+
+
+def _adopt(call: Call, request: MPI.Request, x: Array, out: Array) -> Steps[None]:
+    call.opened = True
+    yield from call.until_native(request, x, out)
+
+
+def exact_result(job: Job, x: Array, call: Call, segment: int) -> Steps[Array]:
+    """The exact result of a job for the same input, in float64, with messages of its call."""
+    channel = call.channel
+    dtype = job.x.dtype
+    if job.op != MPI.SUM or dtype.kind == "b":
+        return job.out.copy()  # MPI's own, which loses nothing that float64 would keep
+    wide = np.result_type(dtype, np.float64) if dtype.kind in "fc" else dtype
+    kind: Kind = "allgather" if job.kind == "allgather" else "allreduce"
+    out = np.empty(job.out.size, wide)
+    source = x.astype(wide)
+    if kind == "allgather":
+        out[own_part(out.size, channel.rank, channel.size)] = source
+        source = out
+    elif channel.size == 1:
+        return source
+    args = (channel.rank, channel.size, out.size, EXACT, wide, segment)
+    program = compile_program(kind, "ring", *args)
+    execution = Execution(program, call, source, out, None, 0, Stats())
+    execution.start()
+    while not execution.advance():
+        yield execution.has_moved()
+    return out

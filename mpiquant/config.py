@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, fields
+from contextvars import ContextVar, Token
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 from mpiquant.collectives import canonical
@@ -35,7 +36,15 @@ class Options:
     bucket_bytes : int
         Largest message that several arrays of a list or dict are fused into.
     timeout : float or None
-        Seconds until a call that waits for another rank raises CallTimeoutError; None: never.
+        Seconds until a wait for a call raises CallTimeoutError; None: never.
+    stall_seconds : float or None
+        Seconds until a wait for a call is reported to the log; None: never.
+    check : {"first", "always", "never"}
+        What the ranks compare.  "first": all plans when they are first used, and those of
+        compressed calls with every call, beside their data.  "always": also MPI's own small
+        reductions with every call, which costs them about as much again.  "never": nothing.
+    progress : {"manual", "thread"}
+        What moves nonblocking calls on: waits and tests only, or a thread as well.
     """
 
     codec: CodecLike = None
@@ -44,6 +53,9 @@ class Options:
     segment: int = 511 * 512
     bucket_bytes: int = 32 << 20
     timeout: float | None = None
+    stall_seconds: float | None = 30.0
+    check: str = "first"
+    progress: str = "manual"
 
     def __post_init__(self) -> None:
         canonical(self.algorithm)
@@ -51,14 +63,36 @@ class Options:
             value = getattr(self, name)
             if value < lowest:
                 raise ValueError(f"{name} is {value}, expected {lowest} or more")
-        if self.timeout is not None and not self.timeout > 0:
-            raise ValueError(f"timeout is {self.timeout}, expected more than 0 or None")
+        for name in ("timeout", "stall_seconds"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} is {value}, expected more than 0 or None")
+        for name, words in (("check", CHECKS), ("progress", PROGRESSES)):
+            if getattr(self, name) not in words:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {words}")
 
 
-_CONVERTERS = {"min_size": int, "segment": int, "bucket_bytes": int, "timeout": float}
-_context: ContextVar[dict[str, Any] | None] = ContextVar("mpiquant_options", default=None)
+CHECKS = ("first", "always", "never")
+PROGRESSES = ("manual", "thread")
+
+_CONVERTERS = {
+    **dict.fromkeys(("min_size", "segment", "bucket_bytes"), int),
+    **dict.fromkeys(("timeout", "stall_seconds"), float),
+}
 
 
+@dataclass(frozen=True)
+class _Frame:
+    """What a `with` block changed, with all blocks around it, and the options that follow."""
+
+    changes: dict[str, Any]
+    options: Options
+
+
+_context: ContextVar[_Frame | None] = ContextVar("mpiquant_options", default=None)
+
+
+@cache
 def _environment() -> dict[str, Any]:
     found = {}
     for field in fields(Options):
@@ -72,10 +106,26 @@ def _environment() -> dict[str, Any]:
     return found
 
 
+@cache
+def _defaults() -> Options:
+    return Options(**_environment())
+
+
+def reload_environment() -> None:
+    """Read the environment again at the next call."""
+    _environment.cache_clear()
+    _defaults.cache_clear()
+
+
 def current(**arguments: Any) -> Options:
-    """The options in force for a call with these arguments; None means not given."""
+    """The options in force for a call with these arguments; None means not given.
+
+    The environment is read once, at the first call.
+    """
+    frame = _context.get()
+    options = _defaults() if frame is None else frame.options
     given = {key: value for key, value in arguments.items() if value is not None}
-    return Options(**{**_environment(), **(_context.get() or {}), **given})
+    return replace(options, **given) if given else options
 
 
 @contextmanager
@@ -96,10 +146,30 @@ def options(**changes: Any) -> Iterator[Options]:
     >>> with mpiquant.options(codec="q4", algorithm="ring"):
     ...     total = mpiquant.allreduce(gradient)
     """
-    merged = {**(_context.get() or {}), **changes}
-    checked = Options(**merged)
-    token = _context.set(merged)
+    preset = Preset(changes)
+    token = preset.apply()
     try:
-        yield checked
+        yield current()
     finally:
-        _context.reset(token)
+        restore(token)
+
+
+class Preset:
+    """Changes of options that are applied again and again, and therefore worked out once."""
+
+    def __init__(self, changes: dict[str, Any]) -> None:
+        self.changes = changes
+        self._last: tuple[_Frame | None, _Frame] | None = None
+
+    def apply(self) -> Token[_Frame | None]:
+        """Put them in force; returns what `restore` needs."""
+        outer, last = _context.get(), self._last
+        if last is None or last[0] is not outer:
+            merged = {**(outer.changes if outer else {}), **self.changes}
+            last = (outer, _Frame(merged, Options(**{**_environment(), **merged})))
+            self._last = last
+        return _context.set(last[1])
+
+
+def restore(token: Token[_Frame | None]) -> None:
+    _context.reset(token)

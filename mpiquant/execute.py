@@ -1,8 +1,8 @@
 """The runner: carries out a program on arrays, over any transport.
 
 A state machine that `advance` moves as far as it can without blocking: receives are posted a few
-messages ahead, handled in order, and each releases the sends that waited for it.  `run` calls it
-until the end.  The codec enters only here.
+messages ahead, handled in order, and each releases the sends that waited for it.  The codec enters
+only here.
 
 A partial message is encoded into a buffer of a pool that lives as long as the call; final bytes
 live in one buffer for the whole array, in which chunks are received, decoded from and forwarded
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -79,6 +78,7 @@ class Execution:
         self.final = out.view(np.uint8) if program.exact else np.empty(program.final_nbytes, "u1")
         # Exact input can be sent from where it is, if nothing overwrites it meanwhile.
         self.zero_copy = rest is None and not np.may_share_memory(x, out)
+        self.moved = False
         self.handled = 0
         self.posted = 0
         self.receiving: deque[tuple[PendingRequest, Bytes]] = deque()
@@ -103,21 +103,17 @@ class Execution:
             self.receiving.popleft()
             self._handle(recvs[self.handled], buffer)
             self.handled += 1
+            self.moved = True
             self._post()
         while self.sending and self.sending[0][0].Test():
             self.sending.popleft()
+            self.moved = True
         return not self.sending
 
-    def run(self, wait: Callable[[], None]) -> None:
-        """Advance to the end of a started call; `wait` is called while nothing can be done."""
-        if self.advance():
-            return
-        begin = time.perf_counter()
-        busy = self.stats.encode_s + self.stats.decode_s
-        while not self.advance():
-            wait()
-        spent = self.stats.encode_s + self.stats.decode_s - busy
-        self.stats.wait_s += time.perf_counter() - begin - spent
+    def has_moved(self) -> bool:
+        """Whether anything happened since the last time this was asked."""
+        moved, self.moved = self.moved, False
+        return moved
 
     def waits_for(self) -> int | None:
         """The rank whose message is due next, or None if only sends are unfinished."""

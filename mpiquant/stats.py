@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+import numpy as np
+
+from mpiquant.typing import Array
 
 
 @dataclass
@@ -65,19 +66,12 @@ class Stats:
             if value not in known.split("+"):
                 setattr(self, name, f"{known}+{value}" if known else value)
 
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Add the seconds of a block to the field of that name."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            setattr(self, name, getattr(self, name) + time.perf_counter() - start)
-
-    def compare(self, squared_error: float, squared_exact: float, largest: float) -> None:
-        """Add one array's squared errors to the achieved error."""
-        self._squares[0] += squared_error
-        self._squares[1] += squared_exact
-        error, exact = self._squares
-        self.error = (error / exact) ** 0.5 if exact else error**0.5
-        self.max_error = max(largest, self.max_error or 0.0)
+    def compare(self, result: Array, exact: Array) -> None:
+        """Add one array's error to the achieved one."""
+        exact = exact.astype(np.result_type(exact.dtype, np.float64), copy=False)
+        difference = np.abs(result - exact)
+        self._squares[0] += float(np.sum(difference**2))
+        self._squares[1] += float(np.sum(np.abs(exact) ** 2))
+        squared, total = self._squares
+        self.error = (squared / total) ** 0.5 if total else squared**0.5
+        self.max_error = max(float(difference.max(initial=0)), self.max_error or 0.0)

@@ -12,28 +12,46 @@ from mpiquant import api, config
 from mpiquant._buffers import is_half
 from mpiquant._comm import checked_comm
 from mpiquant.codecs import by_name
-from mpiquant.stats import Stats
+from mpiquant.request import Request
 from mpiquant.typing import Array, BufSpec, CodecLike, CommLike, OpLike
 
 
 class Wrapped:
     """What a wrapped communicator adds to its class; see `wrap`."""
 
-    mpiquant_options: dict[str, Any]
+    mpiquant_preset: config.Preset
+    mpiquant_plain: Any
+    """The same communicator in mpi4py's own class."""
 
     def Allreduce(
         self, sendbuf: BufSpec, recvbuf: BufSpec, op: OpLike = MPI.SUM, **changes: Any
-    ) -> Stats | None:
+    ) -> Any:
         """`mpiquant.Allreduce` on this communicator."""
-        with config.options(**self.mpiquant_options):
-            return api.Allreduce(sendbuf, recvbuf, op, comm=_plain(self), **changes)
+        token = self.mpiquant_preset.apply()
+        try:
+            return api.Allreduce(sendbuf, recvbuf, op, comm=self.mpiquant_plain, **changes)
+        finally:
+            config.restore(token)
+
+    def Iallreduce(
+        self, sendbuf: BufSpec, recvbuf: BufSpec, op: OpLike = MPI.SUM, **changes: Any
+    ) -> Request:
+        """`mpiquant.Iallreduce` on this communicator."""
+        token = self.mpiquant_preset.apply()
+        try:
+            return api.Iallreduce(sendbuf, recvbuf, op, comm=self.mpiquant_plain, **changes)
+        finally:
+            config.restore(token)
 
     def allreduce(self, sendobj: Any, op: OpLike = MPI.SUM, **changes: Any) -> Any:
         """`mpiquant.allreduce` for arrays of numbers, mpi4py's for any other object."""
         if not isinstance(sendobj, np.ndarray) or not _is_numeric(sendobj):
-            return _plain(self).allreduce(sendobj, op)
-        with config.options(**self.mpiquant_options):
-            return api.allreduce(sendobj, op, comm=_plain(self), **changes)
+            return self.mpiquant_plain.allreduce(sendobj, op)
+        token = self.mpiquant_preset.apply()
+        try:
+            return api.allreduce(sendobj, op, comm=self.mpiquant_plain, **changes)
+        finally:
+            config.restore(token)
 
 
 _MAKERS = (
@@ -44,19 +62,13 @@ _MAKERS = (
 """Methods that make a communicator."""
 
 
-def _plain(comm: Any) -> Any:
-    """The same communicator in mpi4py's own class."""
-    base = next(c for c in type(comm).__mro__ if c.__module__.startswith("mpi4py"))
-    return base(comm)
-
-
 def _is_numeric(array: Array) -> bool:
     return array.dtype.kind in "iufc" or is_half(array.dtype)
 
 
 def _maker(name: str) -> Any:
     def make(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(_plain(self), name)(*args, **kwargs)
+        return getattr(self.mpiquant_plain, name)(*args, **kwargs)
 
     make.__name__ = name
     make.__doc__ = f"mpi4py's {name}: the new communicator is not wrapped."
@@ -76,7 +88,7 @@ def wrap(
     algorithm: str | None = None,
     timeout: float | None = None,
 ) -> Any:
-    """A communicator whose `Allreduce` and `allreduce` on arrays are mpiquant's.
+    """A communicator whose `Allreduce`, `Iallreduce` and `allreduce` of arrays are mpiquant's.
 
     All else is the original's: the result is the same communicator (the same handle) in a
     subclass of its class, so that it can be passed wherever mpi4py takes one.  Communicators made
@@ -102,8 +114,10 @@ def wrap(
         by_name(codec)
     base = type(comm)
     if issubclass(base, Wrapped):
-        changes = {**comm.mpiquant_options, **changes}
+        changes = {**comm.mpiquant_preset.changes, **changes}
         base = base.__bases__[1]
     wrapped = _wrapped_class(base)(comm)  # type: ignore[arg-type]
-    wrapped.mpiquant_options = changes
+    wrapped.mpiquant_preset = config.Preset(changes)
+    plain = next(c for c in base.__mro__ if c.__module__.startswith("mpi4py"))
+    wrapped.mpiquant_plain = plain(comm)
     return wrapped

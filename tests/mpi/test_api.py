@@ -9,6 +9,7 @@ from conftest import ALGORITHMS, digests, normals, raised, together
 from mpi4py import MPI
 
 import mpiquant
+from mpiquant.config import reload_environment
 
 pytestmark = pytest.mark.mpi
 
@@ -128,15 +129,20 @@ def test_options_precedence(comm, monkeypatch):
         np.any(np.abs(mpiquant.allreduce(x, comm=comm, **k) - exact) > 1e-9)
     )
     monkeypatch.setenv("MPIQUANT_CODEC", "q4")
+    reload_environment()
     by_environment = lossy()
     with mpiquant.options(codec="exact"):
         by_context = lossy()
         by_argument = lossy(codec="q4")
     monkeypatch.setenv("MPIQUANT_MIN_SIZE", "6000")
+    reload_environment()
     small = lossy()
     monkeypatch.delenv("MPIQUANT_MIN_SIZE")
     monkeypatch.setenv("MPIQUANT_SEGMENT", "many")
+    reload_environment()
     errors = raised(comm, lossy)
+    monkeypatch.undo()
+    reload_environment()
     with together(comm):
         assert by_environment == by_argument == (comm.size > 1)
         assert not by_context
@@ -520,7 +526,7 @@ def test_wrap_checks_its_arguments(comm):
     truth = mixed.allreduce(np.array([comm.rank == 0]))
     with together(comm):
         assert mpiquant.wrap(Mine(comm)).hello() == "hello"
-        assert mixed.mpiquant_options == {"codec": "q8", "algorithm": "ring"}
+        assert mixed.mpiquant_preset.changes == {"codec": "q8", "algorithm": "ring"}
         assert truth.all()
         for bad, text in (
             ({"codec": "nonsense"}, "unknown codec"),

@@ -9,7 +9,7 @@ import pytest
 import mpiquant
 from mpiquant import codecs
 from mpiquant.codecs import Codec, LowBitCodec, UniformCodec, by_name
-from mpiquant.config import Options, current
+from mpiquant.config import Options, current, reload_environment
 
 EVERY = [by_name(name) for name in codecs.names()] + [
     UniformCodec(bits=5, rounding="stochastic", seed=2),
@@ -170,6 +170,7 @@ def test_options(monkeypatch):
     assert current() == Options()
     monkeypatch.setenv("MPIQUANT_ALGORITHM", "ring")
     monkeypatch.setenv("MPIQUANT_TIMEOUT", "2.5")
+    reload_environment()
     assert (current().algorithm, current().timeout) == ("ring", 2.5)
     with mpiquant.options(algorithm="hd", codec="q4"):
         with mpiquant.options(codec="q8") as inner:
@@ -178,6 +179,8 @@ def test_options(monkeypatch):
         assert current().codec == "q4"
         assert current(codec="q1").codec == "q1"
     assert current().codec is None
+    monkeypatch.undo()
+    reload_environment()
     with pytest.raises(TypeError), mpiquant.options(codex="q4"):
         pass
     with pytest.raises(ValueError, match="segment is 0"), mpiquant.options(segment=0):

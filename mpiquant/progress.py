@@ -1,0 +1,227 @@
+"""What moves the calls in flight: whoever waits, or a thread of its own.
+
+There is one `engine` for all communicators of the process, so that a rank that waits for one call
+serves all others too: another rank may need them first.  Whoever waits moves everything on; between
+calls, with `progress="thread"`, a thread does, and sleeps as soon as nothing is in flight or
+somebody waits.  Its sleeps are short while messages arrive and grow while none do; it never holds
+the interpreter's lock for longer than a few messages take.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from mpi4py import MPI
+
+from mpiquant._call import Call
+from mpiquant._comm import channels, logger
+from mpiquant.errors import CallTimeoutError, LifecycleError
+
+POLL_S = 1e-3
+"""How often a waiting rank looks for control messages and at the time."""
+
+ASK_S = 1.0
+"""Waiting time after which a rank asks the others where they are, and time for their answers."""
+
+SHORTEST_NAP_S, LONGEST_NAP_S = 20e-6, 500e-6
+"""Sleep of the progress thread, doubled each time that nothing has happened."""
+
+
+class Engine:
+    """All calls in flight in this process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.waiting = 0  # threads that wait, and so move everything on themselves
+        self.thread: threading.Thread | None = None
+        self._wake = threading.Event()
+        self._stopping = False
+
+    @property
+    def busy(self) -> bool:
+        return any(channel.busy for channel in channels)
+
+    def advance(self) -> bool:
+        """Move everything in flight on, once; whether anything happened."""
+        with self.lock:
+            moved = False
+            for channel in tuple(channels):
+                if channel.busy:
+                    moved |= channel.advance()
+            return moved
+
+    def poll(self) -> None:
+        """Take in control messages."""
+        with self.lock:
+            for channel in tuple(channels):
+                if channel.broken is None:
+                    channel.poll()
+
+    def wait(self, call: Call, timeout: float | None = None, stall_s: float | None = None) -> float:
+        """Move everything on until a call is done; seconds in which nothing happened.
+
+        Gives up after `timeout` seconds and reports after `stall_s`.
+        """
+        idle = 0.0
+        with self._taking_over():
+            last = begin = time.monotonic()
+            next_poll = begin + POLL_S
+            watch = Watch(timeout, stall_s)
+            while True:
+                moved = self.advance()
+                if call.done:
+                    return idle
+                now = time.monotonic()
+                if moved:
+                    last = now
+                    continue
+                os.sched_yield()
+                idle += now - last
+                last = now
+                if now >= next_poll:
+                    self.poll()
+                    with self.lock:
+                        watch.look(call, now - begin)
+                    next_poll = now + POLL_S
+
+    @contextmanager
+    def _taking_over(self) -> Iterator[None]:
+        with self.lock:
+            self.waiting += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.waiting -= 1
+            self.wake()
+
+    # ---- the thread ----
+
+    def wake(self) -> None:
+        """Let the thread see to what was just started."""
+        if self.thread is not None and self.waiting == 0 and self.busy:
+            self._wake.set()
+
+    def start_thread(self) -> None:
+        """Make sure that the progress thread runs.
+
+        Raises
+        ------
+        LifecycleError
+            If MPI was not started for several threads.
+        """
+        if self.thread is not None and self.thread.is_alive():
+            return
+        level = MPI.Query_thread()
+        if level < MPI.THREAD_MULTIPLE:
+            names = {
+                MPI.THREAD_SINGLE: "single",
+                MPI.THREAD_FUNNELED: "funneled",
+                MPI.THREAD_SERIALIZED: "serialized",
+            }
+            raise LifecycleError(
+                "progress='thread' needs MPI's thread level 'multiple', it runs with "
+                f"{names.get(level, level)!r}: set mpi4py.rc.thread_level, or progress='manual'"
+            )
+        self._stopping = False
+        self.thread = threading.Thread(target=self._run, name="mpiquant-progress", daemon=True)
+        self.thread.start()
+        # No MPI call at exit: the thread only has to be out of MPI before MPI ends.
+        atexit.register(self.stop_thread)
+
+    def stop_thread(self) -> None:
+        thread, self.thread = self.thread, None
+        if thread is not None:
+            self._stopping = True
+            self._wake.set()
+            thread.join(5)
+
+    def _run(self) -> None:
+        _want_exact_naps()
+        nap, next_poll = SHORTEST_NAP_S, 0.0
+        while not self._stopping:
+            self._wake.wait()
+            with self.lock:
+                if self.waiting or not self.busy:
+                    self._wake.clear()
+                    continue
+                moved = self.advance()
+                now = time.monotonic()
+                if now >= next_poll:
+                    self.poll()
+                    next_poll = now + POLL_S
+            if moved:
+                nap = SHORTEST_NAP_S
+            else:
+                time.sleep(nap)
+                nap = min(2 * nap, LONGEST_NAP_S)
+
+    def drain(self, limit_s: float) -> None:
+        """Bring what is in flight to its end, as far as that is possible in the time."""
+        deadline = time.monotonic() + limit_s
+        while self.busy and time.monotonic() < deadline:
+            if not self.advance():
+                os.sched_yield()
+                self.poll()
+
+
+class Watch:
+    """Looks at the time during one wait: asks the others, reports, gives up."""
+
+    def __init__(self, timeout: float | None, stall_s: float | None) -> None:
+        self.timeout = timeout
+        alarms = [(ASK_S, "ask"), (stall_s, "report"), (timeout, "give up")]
+        self.alarms = sorted((at, what) for at, what in alarms if at is not None)
+        self.asked: tuple[Call, float] | None = None
+
+    def look(self, waited_for: Call, waited: float) -> None:
+        if not self.alarms or waited < self.alarms[0][0] or waited_for.done:
+            return
+        call = waited_for.channel.oldest()
+        if not isinstance(call, Call) or call.failing:
+            return
+        if self.asked is None or self.asked[0] is not call:
+            self.asked = (call, waited)
+            call.ask()
+        answered = len(call.answers) == call.channel.size - 1
+        if answered or waited > self.asked[1] + ASK_S:
+            self.asked = None
+            self._act(self.alarms.pop(0)[1], call, waited)
+
+    def _act(self, what: str, call: Call, waited: float) -> None:
+        if what == "report":
+            logger.warning("%s has been waited for for %.0f s: %s", call, waited, call.situation())
+        elif what == "give up":
+            call.throw(
+                CallTimeoutError(f"{call} did not end within {self.timeout} s: {call.situation()}")
+            )
+
+
+def _want_exact_naps() -> None:
+    """Sleep as long as asked, not 50 us more; only Linux knows, and nothing depends on it."""
+    set_timer_slack = 29
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(set_timer_slack, 1000, 0, 0, 0)
+
+
+engine = Engine()
+
+_keyvals: list[int] = []
+
+
+def drain_at_finalize() -> None:
+    """See that MPI_Finalize first ends what the program never waited for."""
+    if not _keyvals:
+        _keyvals.append(MPI.Comm.Create_keyval(delete_fn=_finalize))
+        MPI.COMM_SELF.Set_attr(_keyvals[0], engine)
+
+
+def _finalize(comm: MPI.Comm, keyval: int, engine: Engine) -> None:
+    engine.stop_thread()
+    engine.drain(5.0)
