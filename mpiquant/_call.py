@@ -27,7 +27,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiquant._agreement import HEADER_NBYTES, Plan, difference, read_header
-from mpiquant._comm import FIRST_TAG, TAGS, Channel
+from mpiquant._comm import FIRST_TAG, TAGS, Channel, in_flight
 from mpiquant._control import Answer, Fault, Question
 from mpiquant.errors import AgreementError, CallTimeoutError, RemoteTypeError
 from mpiquant.typing import Bytes
@@ -105,6 +105,7 @@ class Call:
         """
         self._steps = self._guarded(body, after)
         next(self._steps)
+        in_flight.add(self)
         self.channel.queue.append(self)
 
     def step(self) -> bool:
@@ -141,6 +142,7 @@ class Call:
 
     def _end(self) -> None:
         self.done = True
+        in_flight.discard(self)
         for function in self.when_done:
             function()
 

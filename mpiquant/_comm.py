@@ -189,13 +189,15 @@ def _count_fork() -> None:
 os.register_at_fork(after_in_child=_count_fork)
 
 _keyvals: list[int] = []  # one, made at the first call: importing makes no MPI call
-channels: list[Channel] = []
-"""All that are alive in this process."""
+channels: dict[int, Channel] = {}
+"""All that are alive in this process, by the handle of the user's communicator."""
+
+in_flight: set[CallLike] = set()
+"""All calls of this process that have not ended."""
 
 
 def _free_channel(comm: MPI.Comm, keyval: int, channel: Channel) -> None:
-    if channel in channels:
-        channels.remove(channel)
+    channels.pop(comm.handle, None)
     # The predefined communicators end with MPI itself, which frees everything; and what still has
     # messages under way cannot be freed.
     if comm not in (MPI.COMM_WORLD, MPI.COMM_SELF) and not channel.busy and not channel.broken:
@@ -219,14 +221,14 @@ def channel_of(comm: MPI.Intracomm | None, timeout: float | None = None) -> Chan
 
     Collective over comm at the first use, which waits for all ranks, but at most `timeout` seconds.
     """
-    return find_channel(comm) or _make_channel(checked_comm(comm), timeout)
+    comm = checked_comm(comm)
+    return find_channel(comm) or _make_channel(comm, timeout)
 
 
 def find_channel(comm: MPI.Intracomm | None) -> Channel | None:
     """The channel of a communicator (COMM_WORLD by default), if it was used before."""
-    comm = checked_comm(comm)
-    found = comm.Get_attr(_keyvals[0]) if _keyvals else None
-    if not isinstance(found, Channel):
+    found = channels.get((MPI.COMM_WORLD if comm is None else comm).handle)
+    if found is None:
         return None
     if found.forks != _forks:
         raise LifecycleError("this process was forked after the communicator was first used")
@@ -251,7 +253,7 @@ def _make_channel(comm: MPI.Intracomm, timeout: float | None) -> Channel:
     del _unfinished[key]
     channel = Channel(*(duplicate for duplicate, _ in pending))
     comm.Set_attr(_keyvals[0], channel)
-    channels.append(channel)
+    channels[comm.handle] = channel
     return channel
 
 

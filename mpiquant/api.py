@@ -12,7 +12,7 @@ from mpi4py import MPI
 from mpiquant import _buffers, buckets, calls, config
 from mpiquant._buffers import Entry
 from mpiquant._call import Call, Steps
-from mpiquant._comm import Channel, channel_of, find_channel
+from mpiquant._comm import Channel, channel_of, find_channel, in_flight
 from mpiquant.buckets import Item, Terms
 from mpiquant.codecs import EXACT
 from mpiquant.feedback import ErrorFeedback
@@ -376,7 +376,7 @@ def _same_numbers(a: Array, b: Array) -> bool:
 
 
 def _quick(
-    x: Array, out: Array | None, op: OpLike, comm: CommLike | None, name: str | None
+    x: Array, out: Array | None, op: Any, comm: CommLike | None, name: str | None
 ) -> Array | None:
     """The result of a small native reduction that was found before to need nothing else.
 
@@ -384,23 +384,23 @@ def _quick(
     the way through checks, plans and calls would cost several times the reduction itself.
     """
     channel = find_channel(comm)
-    if channel is None:
+    if channel is None or in_flight or channel.broken or channel.faults:
         return None
     options = config.current()
-    key = (x.size, x.dtype, op if isinstance(op, str) else op.handle, name, id(options))
+    dtype, size = x.dtype, x.size
+    key = (size, dtype, op if type(op) is str else op.handle, name, id(options))
     found = channel.quick.get(key)
-    if found is None or found[0].hash not in channel.agreed:
+    if found is None or found[0].hash not in channel.agreed or not x.flags.c_contiguous:
         return None
-    if engine.busy or channel.broken or channel.faults:
+    if out is None:
+        out = np.empty_like(x)
+    elif out.size != size or out.dtype != dtype or not out.flags.carray:
         return None
-    result = np.empty_like(x) if out is None else out
-    if not (x.flags.c_contiguous and result.flags.carray and x.dtype == result.dtype):
-        return None
-    if x.size != result.size or not channel.lock.acquire(blocking=False):
+    if not channel.lock.acquire(blocking=False):
         return None
     try:
         plan, mpi_op, mean, _ = found
-        call = calls.quick_reduce(channel, plan, x, result, mpi_op, options.timeout)
+        call = calls.quick_reduce(channel, plan, x, out, mpi_op, options.timeout)
         if call is not None:
             _wait_uninterrupted(
                 channel, Request([call], lambda idle_s: None, options.stall_seconds)
@@ -408,8 +408,8 @@ def _quick(
     finally:
         channel.lock.release()
     if mean:
-        np.divide(result, channel.size, out=result)
-    return result
+        np.divide(out, channel.size, out=out)
+    return out
 
 
 QUICK_NBYTES = 64 << 10
@@ -420,13 +420,14 @@ def _remember_quick(terms: Terms, item: Item) -> None:
     """Note that a call like this one is a plain native reduction, if it is."""
     x, options = item.entry.array, terms.options
     if (
-        options is not config.current()  # something was given with the call
+        not terms.op.is_predefined
+        or options is not config.current()  # something was given with the call
         or options.check != "first"
         or terms.channel.size == 1
         or terms.feedback is not None
         or terms.measure
         or x.nbytes > QUICK_NBYTES
-        or not x.dtype == item.work == item.result
+        or not (x.dtype == item.work == item.result and x.dtype.isnative)
     ):
         return
     probe = calls.Job(
@@ -436,12 +437,14 @@ def _remember_quick(terms: Terms, item: Item) -> None:
     if choice.algorithm != "native":
         return
     plan = calls.plan_for(probe, choice, options, EXACT, blocking=False)
-    op = ("mean" if terms.mean else "sum") if terms.op == MPI.SUM else None
+    spellings: list[str | int] = ["mean"] if terms.mean else [terms.op.handle]
+    if terms.op == MPI.SUM and not terms.mean:
+        spellings.append("sum")
     quick = terms.channel.quick
     if len(quick) > 1000:
         quick.clear()
     # The options are kept, so that no others get their id.
-    for spelling in {op, terms.op.handle if not terms.mean else op} - {None}:
+    for spelling in spellings:
         key = (x.size, x.dtype, spelling, terms.name or None, id(options))
         quick[key] = (plan, terms.op, terms.mean, options)
 

@@ -124,6 +124,8 @@ def current(**arguments: Any) -> Options:
     """
     frame = _context.get()
     options = _defaults() if frame is None else frame.options
+    if not arguments:
+        return options
     given = {key: value for key, value in arguments.items() if value is not None}
     return replace(options, **given) if given else options
 

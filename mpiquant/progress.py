@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from mpi4py import MPI
 
 from mpiquant._call import Call
-from mpiquant._comm import channels, logger
+from mpiquant._comm import channels, in_flight, logger
 from mpiquant.errors import CallTimeoutError, LifecycleError
 
 POLL_S = 1e-3
@@ -29,8 +29,11 @@ POLL_S = 1e-3
 ASK_S = 1.0
 """Waiting time after which a rank asks the others where they are, and time for their answers."""
 
-SHORTEST_NAP_S, LONGEST_NAP_S = 20e-6, 500e-6
+SHORTEST_NAP_S, LONGEST_NAP_S = 20e-6, 2e-3
 """Sleep of the progress thread, doubled each time that nothing has happened."""
+
+THREAD_POLL_S = 20e-3
+"""How often the progress thread looks for control messages."""
 
 
 class Engine:
@@ -43,15 +46,11 @@ class Engine:
         self._wake = threading.Event()
         self._stopping = False
 
-    @property
-    def busy(self) -> bool:
-        return any(channel.busy for channel in channels)
-
     def advance(self) -> bool:
         """Move everything in flight on, once; whether anything happened."""
         with self.lock:
             moved = False
-            for channel in tuple(channels):
+            for channel in tuple(channels.values()):
                 if channel.busy:
                     moved |= channel.advance()
             return moved
@@ -59,7 +58,7 @@ class Engine:
     def poll(self) -> None:
         """Take in control messages."""
         with self.lock:
-            for channel in tuple(channels):
+            for channel in tuple(channels.values()):
                 if channel.broken is None:
                     channel.poll()
 
@@ -105,7 +104,7 @@ class Engine:
 
     def wake(self) -> None:
         """Let the thread see to what was just started."""
-        if self.thread is not None and self.waiting == 0 and self.busy:
+        if self.thread is not None and self.waiting == 0 and in_flight:
             self._wake.set()
 
     def start_thread(self) -> None:
@@ -148,14 +147,14 @@ class Engine:
         while not self._stopping:
             self._wake.wait()
             with self.lock:
-                if self.waiting or not self.busy:
+                if self.waiting or not in_flight:
                     self._wake.clear()
                     continue
                 moved = self.advance()
                 now = time.monotonic()
                 if now >= next_poll:
                     self.poll()
-                    next_poll = now + POLL_S
+                    next_poll = now + THREAD_POLL_S
             if moved:
                 nap = SHORTEST_NAP_S
             else:
@@ -165,7 +164,7 @@ class Engine:
     def drain(self, limit_s: float) -> None:
         """Bring what is in flight to its end, as far as that is possible in the time."""
         deadline = time.monotonic() + limit_s
-        while self.busy and time.monotonic() < deadline:
+        while in_flight and time.monotonic() < deadline:
             if not self.advance():
                 os.sched_yield()
                 self.poll()
@@ -225,3 +224,4 @@ def drain_at_finalize() -> None:
 def _finalize(comm: MPI.Comm, keyval: int, engine: Engine) -> None:
     engine.stop_thread()
     engine.drain(5.0)
+    channels.clear()
