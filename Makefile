@@ -11,7 +11,7 @@ SOURCES := pyproject.toml setup.py mpiquant/_kernels.pyx $(wildcard csrc/*)
 export OMP_NUM_THREADS := 1
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: demo test test-unit test-mpich test-openmpi lint docs claims-main clean
+.PHONY: demo test test-unit test-mpich test-openmpi fuzz lint docs claims-main claims-runtime clean
 
 demo: $(VENV)/mpich.demo
 	timeout 240 $(VENV)/mpich/bin/mpiexec -n 4 $(VENV)/mpich/bin/python -m mpi4py \
@@ -24,6 +24,33 @@ test-unit: $(VENV)/mpich.test
 
 test-mpich test-openmpi: test-%: $(VENV)/%.test
 	$(VENV)/$*/bin/python tests/run_mpi.py
+	$(VENV)/$*/bin/python -m pytest -q --timeout=60 tests/jobs
+
+# Broken bytes for everything that decodes bytes of other ranks, under gcc's sanitizers.  The flags
+# behind -fPIC are those of setup.py; -g1 and checks by calls are there to compile in half the time.
+FUZZ := build/fuzz
+SANITIZED := gcc -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -O1 \
+  -g1 -fno-omit-frame-pointer --param asan-instrumentation-with-call-threshold=0 -fPIC -std=c11 \
+  -ffp-contract=off -Wno-psabi -DPy_LIMITED_API=0x030B0000
+
+fuzz: $(VENV)/mpich.test
+	$(MAKE) --no-print-directory --jobs 2 $(FUZZ)/_kernels.abi3.so
+	timeout 600 env PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" \
+	  $(VENV)/mpich/bin/python tests/fuzz/fuzz_wire.py --kernels $(FUZZ)/_kernels.abi3.so
+
+$(FUZZ)/_kernels.abi3.so: $(patsubst csrc/%.c,$(FUZZ)/%.o,$(wildcard csrc/*.c)) $(FUZZ)/_kernels.o
+	$(SANITIZED) -shared $^ -o $@
+
+$(FUZZ)/%.o: csrc/%.c $(SOURCES)
+	mkdir -p $(FUZZ)
+	$(SANITIZED) -c $< -o $@
+
+# The C text that Cython wrote while the environment was built.
+$(FUZZ)/_kernels.o: $(VENV)/mpich.built
+	mkdir -p $(FUZZ)
+	$(SANITIZED) -Icsrc -c mpiquant/_kernels.c -o $@ \
+	  -I"$$($(VENV)/mpich/bin/python -c 'import sysconfig; print(sysconfig.get_path("include"))')"
 
 lint: $(VENV)/mpich.lint
 	$(VENV)/mpich/bin/ruff check .
@@ -37,6 +64,9 @@ docs: $(VENV)/mpich.docs
 # Every claim of the README, measured on this machine; nothing else should run meanwhile.
 claims-main: $(VENV)/mpich.demo $(VENV)/mpich.test $(VENV)/openmpi.test
 	$(VENV)/mpich/bin/python bench/claims/main.py
+
+claims-runtime: $(VENV)/mpich.test $(VENV)/openmpi.test
+	$(VENV)/mpich/bin/python bench/claims/runtime.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info mpiquant/_kernels.c mpiquant/*.so docs/_build

@@ -36,6 +36,10 @@ enum mpq_kind {
 #define MPQ_BATCH_NBYTES 4096 /* values measured before the first of them is packed */
 #define MPQ_AHEAD_NBYTES 4096 /* how far behind the next block memory is fetched while packing */
 
+/* Reals at any address: what x, residual, addend and out point to. */
+typedef float mpq_f32 __attribute__((aligned(1)));
+typedef double mpq_f64 __attribute__((aligned(1)));
+
 /* Flags that the functions return. */
 #define MPQ_NONFINITE 1 /* a block held a NaN or an infinity: it is NaN as a whole once decoded */
 

@@ -28,7 +28,7 @@ typedef struct {
 /* ---- 16 values <-> 16 integers ---- */
 
 /* Integers nearest to x * inverse, ties to even; the products stay far below 2^22. */
-MPQ_INLINE lanes nearest16_f32(const float *x, float inverse)
+MPQ_INLINE lanes nearest16_f32(const mpq_f32 *x, float inverse)
 {
   const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
   lanes q;
@@ -36,7 +36,7 @@ MPQ_INLINE lanes nearest16_f32(const float *x, float inverse)
   return q;
 }
 
-MPQ_INLINE lanes nearest16_f64(const double *x, double inverse)
+MPQ_INLINE lanes nearest16_f64(const mpq_f64 *x, double inverse)
 {
   const double magic = 6755399441055744.0; /* 1.5 * 2^52 */
   lanes q;
@@ -53,7 +53,7 @@ MPQ_INLINE lanes random16(mpq_draw draw, int quarter)
 }
 
 /* floor(y), plus one where the random number is below the fraction; y within +-limit. */
-MPQ_INLINE lanes stochastic16_f32(const float *x, float inverse, float limit, lanes random)
+MPQ_INLINE lanes stochastic16_f32(const mpq_f32 *x, float inverse, float limit, lanes random)
 {
   lanes q;
   for (int i = 0; i < 16; ++i) {
@@ -67,7 +67,7 @@ MPQ_INLINE lanes stochastic16_f32(const float *x, float inverse, float limit, la
   return q;
 }
 
-MPQ_INLINE lanes stochastic16_f64(const double *x, double inverse, double limit, lanes random)
+MPQ_INLINE lanes stochastic16_f64(const mpq_f64 *x, double inverse, double limit, lanes random)
 {
   lanes q;
   for (int i = 0; i < 16; ++i) {
@@ -85,7 +85,7 @@ MPQ_INLINE lanes stochastic16_f64(const double *x, double inverse, double limit,
 enum apply_mode { APPLY_SET, APPLY_ADD, APPLY_REST };
 
 #define MPQ_APPLY16(S, REAL)                                                                      \
-  MPQ_INLINE void apply16_##S(lanes q, REAL scale, const REAL *source, REAL *out, int mode)       \
+  MPQ_INLINE void apply16_##S(lanes q, REAL scale, const mpq_##S *source, mpq_##S *out, int mode) \
   {                                                                                               \
     for (int i = 0; i < 16; ++i) {                                                                \
       REAL v = (REAL)q.v[i] * scale;                                                              \
@@ -98,13 +98,13 @@ MPQ_APPLY16(f64, double)
 /* Bit i: the sign bit of x[i]; and whether |x[i]| > threshold, where sum[i] += |x[i]| too. */
 #define MPQ_MASKS64(S, REAL)                                                                      \
   typedef REAL sums_##S[64];                                                                      \
-  MPQ_INLINE uint64_t signs64_##S(const REAL *x)                                                  \
+  MPQ_INLINE uint64_t signs64_##S(const mpq_##S *x)                                               \
   {                                                                                               \
     uint64_t mask = 0;                                                                            \
     for (int i = 0; i < 64; ++i) mask |= (uint64_t)(__builtin_signbit(x[i]) != 0) << i;           \
     return mask;                                                                                  \
   }                                                                                               \
-  MPQ_INLINE uint64_t above64_##S(const REAL *x, REAL threshold, sums_##S sum)                    \
+  MPQ_INLINE uint64_t above64_##S(const mpq_##S *x, REAL threshold, sums_##S sum)                 \
   {                                                                                               \
     uint64_t mask = 0;                                                                            \
     for (int i = 0; i < 64; ++i) {                                                                \

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mpiquant.feedback import ErrorFeedback
     from mpiquant.request import Request
     from mpiquant.stats import Stats
+    from mpiquant.trace import mark
     from mpiquant.wrap import wrap
 
 _HOMES = {
@@ -59,6 +60,7 @@ _HOMES = {
     "feedback": ("ErrorFeedback",),
     "request": ("Request",),
     "stats": ("Stats",),
+    "trace": ("mark",),
     "wrap": ("wrap",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -86,6 +88,7 @@ __all__ = [
     "allgather",
     "allreduce",
     "iallreduce",
+    "mark",
     "options",
     "reduce_scatter",
     "wrap",

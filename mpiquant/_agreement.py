@@ -104,18 +104,19 @@ _SHOWN = {
 
 
 def difference(plans: Mapping[int, Mapping[str, Any]]) -> str | None:
-    """The first field in which the plans of some ranks differ, in words; None if there is none.
+    """The fields in which the plans of some ranks differ, in words; None if there are none.
 
     The same text on every rank that knows the same plans.
     """
+    found = []
     for name in (f.name for f in fields(Plan)):
         ranks_of: dict[str, list[int]] = {}
         for rank in sorted(plans):
             ranks_of.setdefault(repr(plans[rank].get(name)), []).append(rank)
         if len(ranks_of) > 1:
             parts = [f"{value} on {_ranks(ranks)}" for value, ranks in ranks_of.items()]
-            return f"{_SHOWN.get(name, name)} is {' and '.join(parts[:4])}"
-    return None
+            found.append(f"{_SHOWN.get(name, name)} is {' and '.join(parts[:4])}")
+    return "; ".join(found) or None
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -26,8 +26,9 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from mpi4py import MPI
 
+from mpiquant import trace
 from mpiquant._agreement import HEADER_NBYTES, Plan, difference, read_header
-from mpiquant._comm import FIRST_TAG, TAGS, Channel, in_flight
+from mpiquant._comm import DATA_TAG, HEADER_TAG, PLANS, ROUNDS, Channel, in_flight, lock
 from mpiquant._control import Answer, Fault, Question
 from mpiquant.errors import AgreementError, CallTimeoutError, RemoteTypeError
 from mpiquant.typing import Bytes
@@ -68,7 +69,8 @@ class Call:
             seq = channel.seq
             channel.seq += 1
         self.seq = seq
-        self.tag = FIRST_TAG + 2 * (seq % TAGS)
+        self.header_tag = HEADER_TAG + seq % ROUNDS
+        self.tag = 0  # of the data: known with the plan
         self.plan: Plan | None = None
         self.opened = False
         self.done = False
@@ -86,6 +88,7 @@ class Call:
         self.header_recvs: list[tuple[int, MPI.Request]] = []
         self.native_begun_on: MPI.Intracomm | None = None
         self.native_requests: list[Any] = []
+        self.todo: Callable[[], None] | None = None
         self.sent = np.zeros((channel.size, 2), np.int64)  # payload and headers, to each rank
         self.header_bytes = 0
         self._left: tuple[MPI.Request, bytearray, int] | None = None
@@ -105,8 +108,10 @@ class Call:
         """
         self._steps = self._guarded(body, after)
         next(self._steps)
-        in_flight.add(self)
-        self.channel.queue.append(self)
+        self.launched = time.perf_counter()
+        with lock:
+            in_flight.add(self)
+            self.channel.queue.append(self)
 
     def step(self) -> bool:
         """Move on as far as possible; whether anything happened."""
@@ -142,6 +147,9 @@ class Call:
 
     def _end(self) -> None:
         self.done = True
+        if trace.active.on:
+            end = time.perf_counter()
+            trace.active.overlapping("call", str(self), self.launched, end, failed=bool(self.error))
         in_flight.discard(self)
         for function in self.when_done:
             function()
@@ -195,6 +203,28 @@ class Call:
             if self.channel.is_void(self.seq) and self.native_begun_on != self.channel.native:
                 raise _StoppedError
 
+    def until_called(self, function: Callable[[], None]) -> Steps[None]:
+        """Let the thread that waits for this call make a blocking one, outside of all locks."""
+        errors: list[Exception] = []
+
+        def work() -> None:
+            try:
+                function()
+            except Exception as error:
+                errors.append(error)
+
+        self.todo = work
+        while self.todo is not None:
+            yield False
+        if errors:
+            raise errors[0]
+
+    def do(self) -> None:
+        """Make the blocking call that is to be made, if there is one."""
+        if self.todo is not None:
+            self.todo()
+            self.todo = None
+
     def any(self, flag: bool) -> Steps[bool]:
         """Whether the flag is set on any rank: a dissemination, with messages of this call."""
         size, rank, offset = self.channel.size, self.channel.rank, 1
@@ -217,9 +247,13 @@ class Call:
         native = plan.algorithm == "native"
         if native and channel.is_void(self.seq):
             raise _StoppedError
-        if channel.size == 1 or plan.check == "never":
+        if channel.size == 1:
             return
-        if plan.hash in channel.agreed:
+        number = channel.agreed.get(plan.hash, plan.hash if plan.check == "never" else None)
+        if number is not None:
+            self._set_tag(number)
+            if plan.check == "never":
+                return
             if native and plan.check == "first" and not plan.blocking:
                 return
             if not native and plan.binds(channel.size):
@@ -232,7 +266,10 @@ class Call:
             offset *= 2
         if foreign:
             raise _StoppedError
-        channel.agreed.add(plan.hash)
+        self._set_tag(channel.agreed.setdefault(plan.hash, len(channel.agreed)))
+
+    def _set_tag(self, number: int) -> None:
+        self.tag = DATA_TAG + number % PLANS * ROUNDS + self.seq % ROUNDS
 
     def finish_agreement(self) -> Steps[None]:
         """Check the left neighbour's header, if that was not done yet."""
@@ -247,9 +284,9 @@ class Call:
         comm, rank, size = self.channel.comm, self.channel.rank, self.channel.size
         header, buffer = self.plan.header(self.seq, foreign), bytearray(HEADER_NBYTES)
         right, left = (rank + offset) % size, (rank - offset) % size
-        request = comm.Irecv([buffer, MPI.BYTE], left, self.tag + 1)
+        request = comm.Irecv([buffer, MPI.BYTE], left, self.header_tag)
         self.header_recvs.append((left, request))
-        self.header_sends.append(comm.Isend([header, MPI.BYTE], right, self.tag + 1))
+        self.header_sends.append(comm.Isend([header, MPI.BYTE], right, self.header_tag))
         self.sent[right, 1] += 1
         self.header_bytes += len(header)
         return request, buffer, left
@@ -270,9 +307,8 @@ class Call:
         for peer in range(channel.size):
             if peer != channel.rank:
                 sent = [int(n) for n in self.sent[peer]]
-                channel.tell(
-                    peer, Fault(self.seq, kind, text, plan, sent, channel.next_to_open, begun)
-                )
+                place = (channel.next_to_open, begun)
+                channel.tell(peer, Fault(self.seq, kind, text, plan, self.tag, sent, *place))
 
     def _fault(self, error: Exception) -> Steps[Exception]:
         """Tell all ranks, end the call with them, and say what to raise."""
@@ -340,9 +376,12 @@ class Call:
             for peer, request in recvs:
                 got[peer, column] += _end_receive(request)
         for peer, fault in faults.items():
-            for column in (0, 1):
-                for _ in range(fault.sent[column] - int(got[peer, column])):
-                    _discard(channel.comm, peer, self.tag + column)
+            # The data may have been of another plan, and so have another tag.
+            foreign = fault.tag != self.tag
+            for column, tag in enumerate((fault.tag, self.header_tag)):
+                taken = 0 if foreign and column == 0 else int(got[peer, column])
+                for _ in range(fault.sent[column] - taken):
+                    _discard(channel.comm, peer, tag)
         for request in self.sends + self.header_sends:
             yield from self.until(request)
         yield from self._replace_native(faults)

@@ -19,16 +19,22 @@ from typing import Any, Protocol
 
 from mpi4py import MPI
 
-from mpiquant import _control
+from mpiquant import _control, trace
 from mpiquant._control import Answer, Fault, Question
 from mpiquant.errors import CallTimeoutError, LifecycleError
 
-CONTROL_TAG, FIRST_TAG, TAGS = 1, 16, 16000
-"""Call k has the tags FIRST_TAG + 2 (k mod TAGS) for data and the next one for headers: never above
-the least bound that MPI guarantees, 32767."""
-
 OPEN_CALLS = 8
-"""Calls of one communicator whose messages are under way at once; later ones wait their turn."""
+"""Calls of one communicator whose messages are under way at once; later ones wait their turn.  So
+no rank is further ahead of another one than twice as many."""
+
+ROUNDS = 4 * OPEN_CALLS
+CONTROL_TAG, HEADER_TAG, DATA_TAG, PLANS = 1, 16, 16 + ROUNDS, 1022
+"""Tags: one for control messages; HEADER_TAG + k mod ROUNDS for the headers of call k; and for its
+data DATA_TAG + (p mod PLANS) ROUNDS + k mod ROUNDS, where p is the number of its plan.  None is
+above the least bound that MPI guarantees, 32767.
+
+Data of different plans thus never meet: a message longer than its receive is an error in MPI, but
+Open MPI 5 writes all of it through shared memory, behind the end of the buffer."""
 
 logger = logging.getLogger("mpiquant")
 
@@ -61,7 +67,7 @@ class Channel:
         self.running: list[CallLike] = []  # opened, in order
         self.recovering = 0  # calls that wait for all ranks after a fault: no other is opened
         self.void: list[range] = []  # native calls that went down with an earlier one
-        self.agreed: set[int] = set()
+        self.agreed: dict[int, int] = {}  # hash of a known plan: its number, alike on all ranks
         self.quick: dict[Any, Any] = {}  # what small native calls were found to need
         self.faults: dict[int, dict[int, Fault]] = {}  # call number: rank: what it said
         self.told: list[tuple[MPI.Request, bytes]] = []
@@ -195,12 +201,16 @@ channels: dict[int, Channel] = {}
 in_flight: set[CallLike] = set()
 """All calls of this process that have not ended."""
 
+lock = threading.RLock()
+"""Held by whoever starts calls or moves them on: the main thread, or the one for progress."""
+
 
 def _free_channel(comm: MPI.Comm, keyval: int, channel: Channel) -> None:
     channels.pop(comm.handle, None)
-    # The predefined communicators end with MPI itself, which frees everything; and what still has
-    # messages under way cannot be freed.
-    if comm not in (MPI.COMM_WORLD, MPI.COMM_SELF) and not channel.busy and not channel.broken:
+    if channel.busy:  # its calls go on, and so it stays, under a number that no handle has
+        channels[-1 - id(channel)] = channel
+    # The predefined communicators end with MPI itself, which frees everything.
+    elif comm not in (MPI.COMM_WORLD, MPI.COMM_SELF) and not channel.broken:
         channel.comm.Free()
         channel.native.Free()
 
@@ -254,6 +264,7 @@ def _make_channel(comm: MPI.Intracomm, timeout: float | None) -> Channel:
     channel = Channel(*(duplicate for duplicate, _ in pending))
     comm.Set_attr(_keyvals[0], channel)
     channels[comm.handle] = channel
+    trace.active.set_rank(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
     return channel
 
 

@@ -27,6 +27,8 @@ class Fault:
     text : str
     plan : dict or None
         The plan of this rank, if it had come to one.
+    tag : int
+        Of this rank's data.
     sent : list of int
         Numbers of payload messages and of headers sent to the receiver of this fault.
     next_seq : int
@@ -39,6 +41,7 @@ class Fault:
     kind: str
     text: str
     plan: dict[str, Any] | None
+    tag: int
     sent: list[int]
     next_seq: int
     native: bool
@@ -78,7 +81,11 @@ _CHECKS = {
     "seq": lambda v: type(v) is int and v >= 0,
     "kind": lambda v: v in ("error", "type", "stopped", "timeout"),
     "text": lambda v: isinstance(v, str),
-    "plan": lambda v: v is None or isinstance(v, dict),
+    "plan": lambda v: (
+        v is None
+        or (isinstance(v, dict) and not any(isinstance(i, list | dict) for i in v.values()))
+    ),
+    "tag": lambda v: type(v) is int and v >= 0,
     "sent": lambda v: (
         isinstance(v, list) and len(v) == 2 and all(type(i) is int and i >= 0 for i in v)
     ),
@@ -103,7 +110,14 @@ def unpack(data: bytes) -> Message:
     """
     if data[:4] != MAGIC:
         raise ValueError(f"not a control message: {data[:16]!r}")
-    found = json.loads(data[4:])  # its errors are ValueErrors
+    try:
+        return _read(data[4:])
+    except RecursionError:
+        raise ValueError("not a control message: nested too deeply") from None
+
+
+def _read(data: bytes) -> Message:
+    found = json.loads(data)  # its errors are ValueErrors
     kind = _KINDS.get(str(found.pop("message", None))) if isinstance(found, dict) else None
     if kind is None or set(found) != {f.name for f in fields(kind)}:
         raise ValueError("not a control message: unknown kind or fields")

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 from mpi4py import MPI
 
-from mpiquant import _buffers, buckets, calls, config
+from mpiquant import _buffers, buckets, calls, config, trace
 from mpiquant._buffers import Entry
 from mpiquant._call import Call, Steps
 from mpiquant._comm import Channel, channel_of, find_channel, in_flight
 from mpiquant.buckets import Item, Terms
 from mpiquant.codecs import EXACT
+from mpiquant.errors import LifecycleError
 from mpiquant.feedback import ErrorFeedback
 from mpiquant.progress import drain_at_finalize, engine
 from mpiquant.request import Request
@@ -45,18 +45,31 @@ def _start(
     channel = channel_of(comm, config.current(timeout=timeout).timeout)
     drain_at_finalize()
     with channel.entered():
-        with _refusing(channel, name, blocking):
+        try:
             terms = _terms(channel, blocking, op, name, codec, algorithm, feedback, timeout, stats)
             if not blocking and terms.options.progress == "thread":
                 engine.start_thread()
             with engine.lock:
                 build = prepare(terms)
-        request = Request(terms.calls, _finish(terms, build, stats), terms.options.stall_seconds)
-        if not blocking:
-            engine.advance()
-            engine.wake()
-            return request
-        return _wait_uninterrupted(channel, request)
+        except LifecycleError:
+            raise
+        except Exception as error:
+            request = _refusal(channel, name, error)
+        else:
+            stall_s = terms.options.stall_seconds
+            request = Request(terms.calls, _finish(terms, build, stats), stall_s)
+        if blocking:
+            return _wait_uninterrupted(channel, request)
+        engine.advance()
+        engine.wake()
+        return request
+
+
+def _refusal(channel: Channel, name: str | None, error: Exception) -> Request:
+    """A request that makes an exception, raised before any message, an error on every rank."""
+    call = Call(channel, str(name or ""))
+    call.launch(_raise(error))
+    return Request([call], lambda idle_s: None, None)
 
 
 def _terms(
@@ -94,21 +107,6 @@ def _parse_op(op: OpLike) -> tuple[MPI.Op, bool]:
     if op == "mean":
         return MPI.SUM, True
     raise ValueError(f"op is {op!r}, expected 'sum', 'mean' or an MPI.Op")
-
-
-@contextmanager
-def _refusing(channel: Channel, name: str | None, blocking: bool) -> Iterator[None]:
-    """Make an exception of the block, before any message, an error on every rank."""
-    try:
-        yield
-    except Exception as error:
-        call = Call(channel, str(name or ""))
-        call.launch(_raise(error))
-        if blocking:
-            engine.wait(call)
-        else:
-            engine.advance()
-        raise
 
 
 def _raise(error: Exception) -> Steps[None]:
@@ -236,7 +234,9 @@ def iallreduce(
     Notes
     -----
     All ranks must start the calls on a communicator in the same order; they may wait for them in
-    any order.  Until the call has ended, x is read-only (in so far as it was not copied, and is
+    any order.  Errors come with the wait, on all ranks, also those of bad arguments on one.
+
+    Until the call has ended, x is read-only (in so far as it was not copied, and is
     not itself the output), and `out` must not be touched.
 
     A call moves on in the waits and tests of any request, in other calls of this package, and with
@@ -426,6 +426,7 @@ def _remember_quick(terms: Terms, item: Item) -> None:
         or terms.channel.size == 1
         or terms.feedback is not None
         or terms.measure
+        or trace.active.on
         or x.nbytes > QUICK_NBYTES
         or not (x.dtype == item.work == item.result and x.dtype.isnative)
     ):

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from mpi4py import MPI
 
+from mpiquant import trace
 from mpiquant._agreement import Plan, plan_of
 from mpiquant._call import Call, Steps
 from mpiquant._comm import Channel
@@ -186,6 +188,7 @@ def _run_schedule(job: Job, call: Call, program: Program, stats: Stats) -> Steps
         x = job.out
     stream = mix_key(call.channel.rank, call.seq)
     execution = Execution(program, call, x, job.out, job.rest, stream, stats)
+    trace.active.count("bits", job.x.itemsize * 8 if program.exact else job.codec.bits)
     call.opened = True
     if program.gate:
         yield from call.finish_agreement()
@@ -214,7 +217,9 @@ def _run_native(job: Job, call: Call, stats: Stats) -> Steps[bool]:
     else:
         steps = _reduce_native(call, job.x if job.rest is None else job.rest, job.out, job.op)
     yield from steps
-    stats.native_s += time.perf_counter() - begin
+    end = time.perf_counter()
+    stats.native_s += end - begin
+    trace.active.overlapping("wire", f"native {job.kind}", begin, end, nbytes=job.out.nbytes)
     moved = (1 if job.kind == "allgather" else 2) * (size - 1) * job.out.nbytes // size
     stats.wire_bytes += moved
     stats.raw_bytes += moved
@@ -231,7 +236,8 @@ def _reduce_native(call: Call, x: Array, out: Array, op: MPI.Op) -> Steps[None]:
         part = slice(begin, begin + MAX_COUNT)
         send = MPI.IN_PLACE if in_place else x[part]
         if call.plan.blocking:
-            comm.Allreduce(send, out[part], op)
+            blocking = partial(comm.Allreduce, send, out[part], op)
+            yield from call.until_called(blocking)
         else:
             request = comm.Iallreduce(send, out[part], op)
             call.opened = begin + MAX_COUNT >= x.size

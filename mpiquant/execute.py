@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from mpiquant import trace
 from mpiquant.codecs import EXACT
 from mpiquant.program import Message, Program, Segment
 from mpiquant.stats import Stats
@@ -36,6 +37,16 @@ class Transport(Protocol):
     def isend(self, buffer: Bytes, peer: int) -> PendingRequest: ...
 
     def irecv(self, buffer: Bytes, peer: int) -> PendingRequest: ...
+
+
+class _Sending(NamedTuple):
+    """A message under way."""
+
+    request: PendingRequest
+    wire: Bytes
+    pooled: bool
+    peer: int
+    begin: float
 
 
 class Execution:
@@ -82,7 +93,7 @@ class Execution:
         self.handled = 0
         self.posted = 0
         self.receiving: deque[tuple[PendingRequest, Bytes]] = deque()
-        self.sending: deque[tuple[PendingRequest, Bytes | None]] = deque()
+        self.sending: deque[_Sending] = deque()
         self.idle: list[Bytes] = []
 
     # ---- state machine ----
@@ -105,9 +116,7 @@ class Execution:
             self.handled += 1
             self.moved = True
             self._post()
-        while self.sending and self.sending[0][0].Test():
-            self.sending.popleft()
-            self.moved = True
+        self._end_sends()
         return not self.sending
 
     def has_moved(self) -> bool:
@@ -159,7 +168,7 @@ class Execution:
         else:
             begin = time.perf_counter()
             segment.codec.decode_add(buffer, addend, self.out[a:b])
-            self.stats.decode_s += time.perf_counter() - begin
+            self._spent("decode", "decode and add", begin)
 
     def _hop(self, segment: Segment, wire_in: Bytes, x: Array, wire: Bytes) -> None:
         begin = time.perf_counter()
@@ -171,7 +180,7 @@ class Execution:
             stream=self.stream ^ segment.origin,
             index=segment.start - segment.origin,
         )
-        self.stats.encode_s += time.perf_counter() - begin
+        self._spent("encode", "hop", begin)
 
     def _decode_final(self, segment: Segment) -> None:
         if self.final_is_out:
@@ -179,7 +188,15 @@ class Execution:
         begin = time.perf_counter()
         out = self.out[segment.start : segment.stop]
         self.nonfinite |= segment.codec.decode(self._final_bytes(segment), out)
-        self.stats.decode_s += time.perf_counter() - begin
+        self._spent("decode", "decode", begin)
+
+    def _spent(self, lane: Literal["encode", "decode"], name: str, begin: float) -> None:
+        end = time.perf_counter()
+        if lane == "encode":
+            self.stats.encode_s += end - begin
+        else:
+            self.stats.decode_s += end - begin
+        trace.active.span(lane, name, begin, end)
 
     # ---- sends ----
 
@@ -209,12 +226,24 @@ class Execution:
             stream=self.stream ^ segment.origin,
             index=segment.start - segment.origin,
         )
-        self.stats.encode_s += time.perf_counter() - begin
+        self._spent("encode", "encode", begin)
 
     def _isend(self, wire: Bytes, peer: int, *, pooled: bool) -> None:
-        self.sending.append((self.transport.isend(wire, peer), wire if pooled else None))
+        begin = time.perf_counter() if trace.active.on else 0.0
+        self.sending.append(_Sending(self.transport.isend(wire, peer), wire, pooled, peer, begin))
         self.stats.messages += 1
         self.stats.wire_bytes += wire.nbytes
+
+    def _end_sends(self) -> None:
+        while self.sending and self.sending[0].request.Test():
+            sent = self.sending.popleft()
+            self.moved = True
+            if sent.pooled:
+                self._give(sent.wire)
+            if trace.active.on:
+                name, nbytes = f"to rank {sent.peer}", sent.wire.nbytes
+                end = time.perf_counter()
+                trace.active.overlapping("wire", name, sent.begin, end, nbytes=nbytes)
 
     # ---- buffers ----
 
@@ -226,10 +255,7 @@ class Execution:
 
     def _take(self, nbytes: int) -> Bytes:
         """A buffer of the pool, of a finished send if there is one."""
-        while self.sending and self.sending[0][0].Test():
-            _, buffer = self.sending.popleft()
-            if buffer is not None:
-                self._give(buffer)
+        self._end_sends()
         if self.idle:
             whole = self.idle.pop()
             if whole.nbytes >= nbytes:

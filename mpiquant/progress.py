@@ -19,8 +19,9 @@ from contextlib import contextmanager, suppress
 
 from mpi4py import MPI
 
+from mpiquant import trace
 from mpiquant._call import Call
-from mpiquant._comm import channels, in_flight, logger
+from mpiquant._comm import channels, in_flight, lock, logger
 from mpiquant.errors import CallTimeoutError, LifecycleError
 
 POLL_S = 1e-3
@@ -40,7 +41,7 @@ class Engine:
     """All calls in flight in this process."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock = lock
         self.waiting = 0  # threads that wait, and so move everything on themselves
         self.thread: threading.Thread | None = None
         self._wake = threading.Event()
@@ -72,14 +73,20 @@ class Engine:
             last = begin = time.monotonic()
             next_poll = begin + POLL_S
             watch = Watch(timeout, stall_s)
+            idle_since: float | None = None
             while True:
                 moved = self.advance()
+                call.do()
                 if call.done:
+                    self._note_wait(idle_since)
                     return idle
                 now = time.monotonic()
                 if moved:
-                    last = now
+                    self._note_wait(idle_since)
+                    idle_since, last = None, now
                     continue
+                if trace.active.on and idle_since is None:
+                    idle_since = time.perf_counter()
                 os.sched_yield()
                 idle += now - last
                 last = now
@@ -88,6 +95,10 @@ class Engine:
                     with self.lock:
                         watch.look(call, now - begin)
                     next_poll = now + POLL_S
+
+    def _note_wait(self, since: float | None) -> None:
+        if since is not None:
+            trace.active.span("wait", "wait", since, time.perf_counter())
 
     @contextmanager
     def _taking_over(self) -> Iterator[None]:
@@ -190,8 +201,10 @@ class Watch:
             call.ask()
         answered = len(call.answers) == call.channel.size - 1
         if answered or waited > self.asked[1] + ASK_S:
+            asked_at = self.asked[1]
             self.asked = None
-            self._act(self.alarms.pop(0)[1], call, waited)
+            while self.alarms and self.alarms[0][0] <= asked_at and not call.done:
+                self._act(self.alarms.pop(0)[1], call, waited)
 
     def _act(self, what: str, call: Call, waited: float) -> None:
         if what == "report":

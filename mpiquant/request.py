@@ -31,9 +31,6 @@ class Request:
         self._idle_s = 0.0
         self._built: list[Any] = []
         self._seen = False
-        for call in self._calls:
-            call.when_done.append(self._check_done)
-        self._when_done: list[Callable[[], None]] = []
 
     # ---- one request ----
 
@@ -79,17 +76,13 @@ class Request:
     def _done(self) -> bool:
         return all(call.done for call in self._calls)
 
-    def _check_done(self) -> None:
-        if self._done:
-            for function in self._when_done:
-                function()
-
     def _result(self) -> Any:
         for call in self._calls:
             if call.error is not None:
                 raise call.error
-        if not self._built:
-            self._built.append(self._build(self._idle_s))
+        with engine.lock:  # several threads may wait
+            if not self._built:
+                self._built.append(self._build(self._idle_s))
         return self._built[0]
 
     def __del__(self) -> None:
@@ -148,10 +141,16 @@ class Request:
         grequest = MPI.Grequest.Start(lambda status: None, lambda: None, lambda completed: None)
         self._seen = True
         with engine.lock:
-            if self._done:
-                grequest.Complete()
-            else:
-                self._when_done.append(grequest.Complete)
+            left = [call for call in self._calls if not call.done]
+
+            def complete() -> None:
+                if all(call.done for call in left):
+                    grequest.Complete()
+
+            for call in left:
+                call.when_done.append(complete)
+            if not left:
+                complete()
         return grequest
 
 

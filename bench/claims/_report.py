@@ -1,6 +1,27 @@
-"""Points, figures, bounds and verdicts of a claims script."""
+"""What the claims scripts share: points with verdicts, and launches on several ranks."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+from run_mpi import launcher  # noqa: E402
+
+
+def run_ranks(size: int, *command: str, venv: str = "mpich", limit: int = 900) -> str:
+    """Output of a Python command on several ranks; raises if it fails."""
+    mpiexec, environment = launcher(ROOT / ".venv" / venv / "bin")
+    python = str(ROOT / ".venv" / venv / "bin" / "python")
+    full = [*mpiexec, "-n", str(size), python, "-m", "mpi4py", *command]
+    done = subprocess.run(
+        full, env=environment, capture_output=True, text=True, timeout=limit, cwd=ROOT
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(full)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    return done.stdout
 
 
 class Claims:
@@ -9,10 +30,13 @@ class Claims:
     def __init__(self) -> None:
         self.code = 0
 
+    def head(self) -> None:
+        print(f"{'point':64} {'figure':>24} {'bound':>14}  verdict")
+
     def check(self, point: str, figure: float | str, bound: str, holds: bool) -> None:
         shown = figure if isinstance(figure, str) else f"{figure:.4g}"
         verdict = "holds" if holds else "FALLS SHORT"
-        print(f"{point:64} {shown:>22} {bound:>14}  {verdict}", flush=True)
+        print(f"{point:64} {shown:>24} {bound:>14}  {verdict}", flush=True)
         self.code |= not holds
 
     def at_least(self, point: str, figure: float, bound: float) -> None:

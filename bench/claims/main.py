@@ -16,26 +16,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from _report import Claims
-
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
-from run_mpi import launcher  # noqa: E402
+from _report import ROOT, Claims, run_ranks
 
 SEEDS = 8
-
-
-def run_ranks(size: int, *command: str, venv: str = "mpich", limit: int = 900) -> str:
-    """Output of a Python command on several ranks; raises if it fails."""
-    mpiexec, environment = launcher(ROOT / ".venv" / venv / "bin")
-    python = str(ROOT / ".venv" / venv / "bin" / "python")
-    full = [*mpiexec, "-n", str(size), python, "-m", "mpi4py", *command]
-    done = subprocess.run(
-        full, env=environment, capture_output=True, text=True, timeout=limit, cwd=ROOT
-    )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(full)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    return done.stdout
 
 
 def kernels(claims: Claims, folder: Path) -> None:
@@ -191,7 +174,7 @@ def main() -> int:
     parser.add_argument("--only", choices=parts)
     only = parser.parse_args().only
     claims = Claims()
-    print(f"{'point':64} {'figure':>22} {'bound':>14}  verdict")
+    claims.head()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for part, work in (

@@ -1,16 +1,44 @@
-"""Entry point: picks the sub-command."""
+"""Entry point: picks the sub-command, and ends the whole MPI job if it fails on one rank."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import traceback
 
 from mpiquant import __version__
-from mpiquant.cli import bench_kernels, info
+from mpiquant.cli import bench_collectives, bench_kernels, info, job
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except job.UsageError as error:
+        world = job.several_ranks()
+        if world is None or world.rank == 0:
+            print(f"mpiquant: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # What is left in the buffer must not raise again when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return job.exit_code(141)
+    except (ValueError, OSError) as error:
+        print(f"mpiquant: {error}", file=sys.stderr)
+        return job.exit_code(2)
+    except KeyboardInterrupt:
+        return job.exit_code(130)
+    except Exception:
+        world = job.several_ranks()
+        if world is None:
+            raise
+        traceback.print_exc()
+        job.abort(world, 1)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mpiquant", description="Quantized allreduce on mpi4py.")
     parser.add_argument("--version", action="version", version=f"mpiquant {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -18,14 +46,8 @@ def main(argv: list[str] | None = None) -> int:
     bench = commands.add_parser("bench", help="measure on this machine")
     benches = bench.add_subparsers(required=True, metavar="WHAT")
     bench_kernels.add_parser(benches)
-    arguments = parser.parse_args(argv)
-    try:
-        return int(arguments.run(arguments))
-    except (ValueError, OSError) as error:
-        print(f"mpiquant: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        return 141
+    bench_collectives.add_parsers(benches)
+    return parser
 
 
 if __name__ == "__main__":

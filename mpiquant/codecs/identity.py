@@ -14,6 +14,13 @@ from mpiquant.codecs.abc import Codec
 from mpiquant.typing import Array, Bytes
 
 
+def _values(wire: Bytes, array: Array) -> Array:
+    """The values on a wire, as many as an array has; NumPy would repeat a single one."""
+    if wire.size != array.nbytes:
+        raise ValueError(f"wire has {wire.size} bytes, expected {array.nbytes}")
+    return wire.view(array.dtype)
+
+
 @dataclass(frozen=True)
 class IdentityCodec(Codec):
     """Sends values unchanged; works for every numeric dtype."""
@@ -36,16 +43,16 @@ class IdentityCodec(Codec):
         stream: int = 0,
         index: int = 0,
     ) -> None:
-        wire.view(x.dtype)[...] = x
+        _values(wire, x)[...] = x
         if residual is not None:
             residual[...] = 0
 
     def decode(self, wire: Bytes, out: Array) -> bool:
-        out[...] = wire.view(out.dtype)
+        out[...] = _values(wire, out)
         return not np.all(np.isfinite(out))
 
     def decode_add(self, wire: Bytes, addend: Array, out: Array) -> bool:
-        np.add(addend, wire.view(out.dtype), out=out)
+        np.add(addend, _values(wire, out), out=out)
         return False
 
     def hop(
@@ -58,6 +65,6 @@ class IdentityCodec(Codec):
         stream: int = 0,
         index: int = 0,
     ) -> None:
-        np.add(x, wire_in.view(x.dtype), out=wire.view(x.dtype))
+        np.add(x, _values(wire_in, x), out=_values(wire, x))
         if residual is not None:
             residual[...] = 0

@@ -461,8 +461,8 @@ def test_b23_tags_wrap(comm):
     try:
         mpiquant.allreduce(np.ones(10), comm=private, algorithm="ring")
         channel = _comm.channel_of(private)
-        channel.seq = _comm.TAGS - 3
-        assert _comm.FIRST_TAG + 2 * _comm.TAGS - 1 <= 32767
+        channel.seq = 1000 * _comm.ROUNDS - 3
+        assert _comm.DATA_TAG + _comm.PLANS * _comm.ROUNDS - 1 <= 32767
         for k in range(6):
             x = np.full(5000, float(k))
             out = mpiquant.allreduce(x, comm=private, codec="q8", algorithm=ALGORITHMS[k % 3])

@@ -17,14 +17,24 @@ LAYERS = (
     ("_call",),
     ("_comm", "execute", "_buffers"),
     ("program", "_agreement", "_control"),
-    ("plan", "feedback", "stats"),
+    ("plan", "feedback", "stats", "trace"),
     ("config",),
     ("collectives",),
     ("codecs",),
-    ("_kernels", "errors", "typing"),
+    ("_kernels", "errors", "trace", "typing"),
 )
 HEIGHT = {name: len(LAYERS) - i for i, layer in enumerate(LAYERS) for name in layer}
-WITHOUT_MPI = ("codecs", "plan", "program", "execute", "collectives", "config", "feedback", "stats")
+WITHOUT_MPI = (
+    "codecs",
+    "plan",
+    "program",
+    "execute",
+    "collectives",
+    "config",
+    "feedback",
+    "stats",
+    "trace",
+)
 
 
 def runtime_imports(path):

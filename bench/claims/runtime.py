@@ -1,0 +1,151 @@
+"""`make claims-runtime`: overlap, agreement, missing ranks, endurance, small calls, fuzzing.
+
+Exit code 1 if a point falls short.  Run it on an otherwise idle machine, as root on Linux: the
+overlap is measured on an emulated wire (bench/lab).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from _report import ROOT, Claims, run_ranks
+
+sys.path.insert(0, str(ROOT / "bench" / "lab"))
+import cluster
+import launch
+
+MPIS = ("mpich", "openmpi")
+SCRIPT = str(Path(__file__).with_name("runtime_ranks.py"))
+
+
+def rows(size: int, part: str, mpi: str, limit: int = 900) -> Iterator[dict[str, Any]]:
+    for line in run_ranks(size, SCRIPT, part, venv=mpi, limit=limit).splitlines():
+        if line.startswith("{"):
+            yield json.loads(line)
+
+
+def overlap(claims: Claims) -> None:
+    """OSU's definition, NumPy work on the main thread, two hosts with a core each."""
+    for mpi in MPIS:
+        for rate in ("250mbit", "1gbit"):
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / "overlap.json"
+                _bench_nonblocking(mpi, rate, file)
+                results = json.loads(file.read_text())["results"]
+            for row in results:
+                who = "native" if row["algo"] == "native" else "progress thread"
+                slower = row["overall_us"] / row["compute_us"] - 1
+                point = f"{mpi}, {rate}, {row['size'] >> 20} MiB, {who}: overlap in %"
+                shown = f"{row['overlap']:.1f} (main {100 * slower:+.0f} %)"
+                if who == "native" or rate != "250mbit":
+                    claims.check(point, shown, "reported", True)
+                else:
+                    claims.check(point, shown, ">= 90", row["overlap"] >= 90)
+
+
+def _bench_nonblocking(mpi: str, rate: str, file: Path) -> None:
+    binaries = ROOT / ".venv" / mpi / "bin"
+    command = [str(binaries / "python"), "-m", "mpi4py", "-m", "mpiquant.cli.main", "bench"]
+    command += ["allreduce", "--nonblocking", "--progress", "thread", "--codec", "exact"]
+    command += ["--algo", "ring", "-b", "16M", "-e", "64M", "-f", "4", "-n", "11", "-w", "1"]
+    job = launch.Job(mpi, binaries, 2, [*command, "--json", str(file)], limit_s=400)
+    cluster.up(2, rate)
+    try:
+        done = launch.run(job)
+    finally:
+        cluster.down()
+    if done.returncode:
+        raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
+
+
+def agreement(claims: Claims) -> None:
+    for mpi in MPIS:
+        for size in (2, 3, 5):
+            for row in rows(size, "mismatches", mpi):
+                shown = f"{row['right']} of {row['cases']}, {row['slowest_s']:.1f} s at most"
+                point = f"{mpi}, {size} ranks: disagreements named on every rank in 10 s"
+                claims.check(point, shown, "all", row["right"] == row["cases"])
+
+
+def missing_ranks(claims: Claims) -> None:
+    """The tests that stop a rank with SIGSTOP, on each MPI."""
+    for mpi in MPIS:
+        for test, point in (
+            ("stopped_rank_is_named", "a stopped rank is named within timeout + 2 s"),
+            ("resumed_rank_lets", "a resumed rank lets the call end with the right sum"),
+        ):
+            python = str(ROOT / ".venv" / mpi / "bin" / "python")
+            command = [python, "-m", "pytest", "-q", "tests/jobs", "--timeout=60", "-k", test]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+            passed = done.returncode == 0 and "1 passed" in done.stdout
+            claims.check(f"{mpi}, 3 ranks: {point}", "yes" if passed else "no", "yes", passed)
+
+
+def endurance(claims: Claims) -> None:
+    for mpi in MPIS:
+        for row in rows(4, "back_to_back", mpi):
+            form = "blocking" if row["blocking"] else "nonblocking"
+            point = f"{mpi}, 4 ranks, {row['algorithm']}, 2,000 {form} calls: wrong results"
+            claims.at_most(point, row["wrong"], 0)
+        for row in rows(4, "in_flight", mpi):
+            claims.at_most(f"{mpi}, 4 ranks, 100 calls in flight: wrong results", row["wrong"], 0)
+        for row in rows(2, "memory", mpi):
+            point = f"{mpi}, memory grown over the last 80,000 of 100,000 calls, KiB"
+            claims.at_most(point, row["grown_kib"], 512)
+
+
+def costs(claims: Claims) -> None:
+    for mpi in MPIS:
+        for size in (2, 4):
+            for row in rows(size, "small", mpi):
+                bound = 1.05 * row["native"] + 5
+                point = f"{mpi}, {size} ranks, {row['nbytes']} bytes: us a call"
+                shown = f"{row['ours']:.1f} (native {row['native']:.1f})"
+                if size == 2:
+                    claims.check(point, shown, f"<= {bound:.1f}", row["ours"] <= bound)
+                else:  # more ranks than cores: Python's time counts twice
+                    claims.check(point, shown, "reported", True)
+        for row in rows(2, "headers", mpi):
+            extra = row["with"] - row["without"]
+            point = f"{mpi}, header and its check in a 16 MiB call at 4 bits, us"
+            claims.check(point, f"{extra:+.0f} of {row['with']:.0f}", "reported", True)
+
+
+def fuzzing(claims: Claims) -> None:
+    done = subprocess.run(["make", "fuzz"], cwd=ROOT, capture_output=True, text=True)
+    last = (done.stdout.strip().splitlines() or ["no output"])[-1]
+    claims.check("make fuzz: exit code", f"{done.returncode}", "0", done.returncode == 0)
+    print(f"    {last}")
+
+
+def main() -> int:
+    parts = {
+        "overlap": overlap,
+        "agreement": agreement,
+        "missing": missing_ranks,
+        "endurance": endurance,
+        "costs": costs,
+        "fuzz": fuzzing,
+    }
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=parts)
+    only = parser.parse_args().only
+    claims = Claims()
+    claims.head()
+    for name, work in parts.items():
+        if only in (None, name):
+            work(claims)
+    return claims.code
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())
