@@ -21,6 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -266,7 +267,13 @@ class Call:
             offset *= 2
         if foreign:
             raise _StoppedError
-        self._set_tag(channel.agreed.setdefault(plan.hash, len(channel.agreed)))
+        self._set_tag(self._know_plan())
+
+    def _know_plan(self) -> int:
+        """Its number: the same on all ranks, since all come to know the same plans in turn."""
+        assert self.plan is not None
+        agreed = self.channel.agreed
+        return agreed.setdefault(self.plan.hash, len(agreed))
 
     def _set_tag(self, number: int) -> None:
         self.tag = DATA_TAG + number % PLANS * ROUNDS + self.seq % ROUNDS
@@ -302,13 +309,24 @@ class Call:
 
     def _tell_all(self, kind: str, text: str) -> None:
         channel = self.channel
-        begun = self.native_begun_on is not None and self.native_begun_on == channel.native
-        plan = self.plan.values() if self.plan else None
+        fault = Fault(
+            seq=self.seq,
+            kind=kind,
+            text=text,
+            plan=self.plan.values() if self.plan else None,
+            agreed=self.plan is not None and self.plan.hash in channel.agreed,
+            tag=self.tag,
+            sent=[],
+            next_seq=channel.next_to_open,
+            native=self._native_begun(),
+        )
         for peer in range(channel.size):
             if peer != channel.rank:
                 sent = [int(n) for n in self.sent[peer]]
-                place = (channel.next_to_open, begun)
-                channel.tell(peer, Fault(self.seq, kind, text, plan, self.tag, sent, *place))
+                channel.tell(peer, replace(fault, sent=sent))
+
+    def _native_begun(self) -> bool:
+        return self.native_begun_on is not None and self.native_begun_on == self.channel.native
 
     def _fault(self, error: Exception) -> Steps[Exception]:
         """Tell all ranks, end the call with them, and say what to raise."""
@@ -384,13 +402,17 @@ class Call:
                     _discard(channel.comm, peer, tag)
         for request in self.sends + self.header_sends:
             yield from self.until(request)
+        if self.plan is not None:
+            mine = self.plan.values()
+            if any(fault.agreed and fault.plan == mine for fault in faults.values()):
+                # The fault came after the agreement, but was heard of here before its end.
+                self._know_plan()
         yield from self._replace_native(faults)
 
     def _replace_native(self, faults: dict[int, Fault]) -> Steps[None]:
         """A new duplicate for native collectives, where one cannot end on the old any more."""
         channel = self.channel
-        begun = self.native_begun_on is not None and self.native_begun_on == channel.native
-        if not begun and not any(fault.native for fault in faults.values()):
+        if not self._native_begun() and not any(fault.native for fault in faults.values()):
             return
         first_unopened = max(channel.next_to_open, *(f.next_seq for f in faults.values()))
         channel.void.append(range(self.seq + 1, first_unopened))

@@ -27,6 +27,8 @@ class Fault:
     text : str
     plan : dict or None
         The plan of this rank, if it had come to one.
+    agreed : bool
+        Whether this rank knows that all ranks have agreed on this plan.
     tag : int
         Of this rank's data.
     sent : list of int
@@ -41,6 +43,7 @@ class Fault:
     kind: str
     text: str
     plan: dict[str, Any] | None
+    agreed: bool
     tag: int
     sent: list[int]
     next_seq: int
@@ -85,6 +88,7 @@ _CHECKS = {
         v is None
         or (isinstance(v, dict) and not any(isinstance(i, list | dict) for i in v.values()))
     ),
+    "agreed": lambda v: isinstance(v, bool),
     "tag": lambda v: type(v) is int and v >= 0,
     "sent": lambda v: (
         isinstance(v, list) and len(v) == 2 and all(type(i) is int and i >= 0 for i in v)

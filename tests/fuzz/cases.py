@@ -335,6 +335,7 @@ def any_message(rng: np.random.Generator) -> _control.Message:
             kind=str(rng.choice(["error", "type", "stopped", "timeout"])),
             text="a text, \u00e4",
             plan=plan,
+            agreed=bool(rng.integers(2)),
             tag=16,
             sent=[4, 5],
             next_seq=seq + 1,

@@ -266,3 +266,41 @@ def test_b06_back_to_back(comm):
     with together(comm):
         assert not wrong
         assert len(same) == 1
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "halving_doubling", "direct"])
+def test_a_fault_right_after_an_agreement_leaves_all_with_the_same_plans(comm, algorithm):
+    """Others may hear of it before the agreement has ended for them."""
+    private = comm.Dup()
+
+    class Fragile(mpiquant.Float16Codec):
+        broken = comm.rank == comm.size - 1
+
+        def encode(self, x, wire, **more):
+            if self.broken:
+                raise OSError("broken")
+            return super().encode(x, wire, **more)
+
+    counts = range(1000, 1030)
+    errors = []
+    for count in counts:
+        x = np.ones(count, np.float32)
+        errors += raised(
+            comm,
+            lambda x=x: mpiquant.allreduce(x, comm=private, codec=Fragile(), algorithm=algorithm),
+        )
+        with pytest.raises(Exception, match="."):
+            mpiquant.allreduce(x, MPI.BAND, comm=private)  # MPI refuses it on each rank
+    Fragile.broken = False
+    outs = [
+        mpiquant.allreduce(
+            np.ones(n, np.float32), comm=private, codec=Fragile(), algorithm=algorithm
+        )
+        for n in counts
+        for _ in range(2)
+    ]
+    with together(comm):
+        assert all(e and "broken" in e[1] for e in errors)
+        for out in outs:
+            np.testing.assert_allclose(out, comm.size, rtol=1e-3)
+    private.Free()

@@ -28,6 +28,7 @@ FAULT = Fault(
     kind="error",
     text="bad \u00e4\ud800",
     plan=PLAN.values(),
+    agreed=True,
     tag=16,
     sent=[3, 1],
     next_seq=9,
