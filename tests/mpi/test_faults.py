@@ -289,7 +289,7 @@ def test_a_fault_right_after_an_agreement_leaves_all_with_the_same_plans(comm, a
             comm,
             lambda x=x: mpiquant.allreduce(x, comm=private, codec=Fragile(), algorithm=algorithm),
         )
-        with pytest.raises(Exception, match="."):
+        with pytest.raises(Exception, match=r"."):
             mpiquant.allreduce(x, MPI.BAND, comm=private)  # MPI refuses it on each rank
     Fragile.broken = False
     outs = [
