@@ -248,25 +248,30 @@ def find_channel(comm: MPI.Intracomm | None) -> Channel | None:
 def _make_channel(comm: MPI.Intracomm, timeout: float | None) -> Channel:
     if not _keyvals:
         _keyvals.append(MPI.Comm.Create_keyval(delete_fn=_free_channel))
-    key = (MPI.Comm.Get_name(comm), comm.handle)
-    if key in _unfinished:
+    if comm.handle in _unfinished:
         raise LifecycleError("an earlier first call on this communicator never ended")
-    _unfinished[key] = pending = [comm.Idup(), comm.Idup()]
-    begin = time.monotonic()
-    while not MPI.Request.Testall([request for _, request in pending]):
-        os.sched_yield()
-        if timeout is not None and time.monotonic() - begin > timeout:
-            raise CallTimeoutError(
-                f"first call on {key[0] or 'a communicator'}, rank {comm.rank}: not all of its "
-                f"{comm.size} ranks have come to it within {timeout} s (MPI does not tell which)"
-            )
-    del _unfinished[key]
-    channel = Channel(*(duplicate for duplicate, _ in pending))
+    deadline = None if timeout is None else time.monotonic() + timeout
+    # One after the other: two at once never end in some runs of Open MPI 5.
+    channel = Channel(_duplicate(comm, deadline), _duplicate(comm, deadline))
     comm.Set_attr(_keyvals[0], channel)
     channels[comm.handle] = channel
     trace.active.set_rank(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
     return channel
 
 
-_unfinished: dict[tuple[str, int], Any] = {}
-"""Duplications under way, by communicator: alive until they end, if ever."""
+def _duplicate(comm: MPI.Intracomm, deadline: float | None) -> MPI.Intracomm:
+    duplicate, request = comm.Idup()
+    _unfinished[comm.handle] = duplicate, request
+    while not request.Test():
+        os.sched_yield()
+        if deadline is not None and time.monotonic() > deadline:
+            raise CallTimeoutError(
+                f"first call on {comm.name or 'a communicator'}, rank {comm.rank}: not all of its "
+                f"{comm.size} ranks have come to it in time (MPI does not tell which)"
+            )
+    del _unfinished[comm.handle]
+    return duplicate
+
+
+_unfinished: dict[int, Any] = {}
+"""Duplications under way, by handle of the communicator: alive until they end, if ever."""

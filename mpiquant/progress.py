@@ -3,8 +3,7 @@
 There is one `engine` for all communicators of the process, so that a rank that waits for one call
 serves all others too: another rank may need them first.  Whoever waits moves everything on; between
 calls, with `progress="thread"`, a thread does, and sleeps as soon as nothing is in flight or
-somebody waits.  Its sleeps are short while messages arrive and grow while none do; it never holds
-the interpreter's lock for longer than a few messages take.
+somebody waits.  It never holds the interpreter's lock for longer than a few messages take.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ POLL_S = 1e-3
 ASK_S = 1.0
 """Waiting time after which a rank asks the others where they are, and time for their answers."""
 
-SHORTEST_NAP_S, LONGEST_NAP_S = 20e-6, 2e-3
-"""Sleep of the progress thread, doubled each time that nothing has happened."""
+SHORTEST_NAP_S, LONGEST_NAP_S = 20e-6, 5e-3
+"""Bounds of the progress thread's sleeps (see `Naps`)."""
 
 THREAD_POLL_S = 20e-3
 """How often the progress thread looks for control messages."""
@@ -154,7 +153,7 @@ class Engine:
 
     def _run(self) -> None:
         _want_exact_naps()
-        nap, next_poll = SHORTEST_NAP_S, 0.0
+        naps, next_poll = Naps(), 0.0
         while not self._stopping:
             self._wake.wait()
             with self.lock:
@@ -166,11 +165,9 @@ class Engine:
                 if now >= next_poll:
                     self.poll()
                     next_poll = now + THREAD_POLL_S
-            if moved:
-                nap = SHORTEST_NAP_S
-            else:
-                time.sleep(nap)
-                nap = min(2 * nap, LONGEST_NAP_S)
+            nap_s = naps.after(moved, now)
+            if nap_s:
+                time.sleep(nap_s)
 
     def drain(self, limit_s: float) -> None:
         """Bring what is in flight to its end, as far as that is possible in the time."""
@@ -179,6 +176,35 @@ class Engine:
             if not self.advance():
                 os.sched_yield()
                 self.poll()
+
+
+class Naps:
+    """How long the progress thread sleeps.
+
+    On a slow wire something happens every few milliseconds, on a fast one every few microseconds,
+    and each look costs some 50 us of the core that the program computes on.  So the first nap after
+    something has happened is an eighth of the time that lay between the last such events, and each
+    further one twice as long.
+    """
+
+    def __init__(self) -> None:
+        self.gap_s = 0.0
+        self.nap_s = 0.0
+        self.began: float | None = None
+
+    def after(self, moved: bool, now: float) -> float:
+        """Seconds to sleep behind a look at the time `now`; 0 if there may be more to do."""
+        if moved:
+            if self.nap_s and self.began is not None:
+                self.gap_s += 0.25 * (now - self.began - self.gap_s)
+            if self.nap_s or self.began is None:
+                self.began = now
+            self.nap_s = 0.0
+            return 0.0
+        first = self.gap_s / 8
+        nap = 2 * self.nap_s if self.nap_s else first
+        self.nap_s = min(max(nap, SHORTEST_NAP_S), LONGEST_NAP_S)
+        return self.nap_s
 
 
 class Watch:

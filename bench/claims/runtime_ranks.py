@@ -31,26 +31,41 @@ def point(**values: Any) -> None:
 
 
 def mismatches() -> None:
-    """Every kind of disagreement, with new plans and with known ones."""
-    from test_faults import COUNTS, MISMATCHES, differing
+    """Every kind of disagreement: of new plans, of known ones, and of a new with a known one.
 
-    cases, right, slowest = 0, 0, 0.0
-    for known in (False, True):
-        for kind in MISMATCHES:
+    Of two known plans, those that are both native are compared with check="always" only.
+    """
+    from test_faults import COUNTS, MISMATCHES, TRAVELLING
+
+    mixed = (*TRAVELLING, "native against compressed", "native against ring")
+    for form, known, check, kinds in (
+        ("new plans", (), "first", MISMATCHES),
+        ("a new and a known plan", (0,), "first", MISMATCHES),
+        ("known plans", (0, 1), "first", mixed),
+        ("known plans, check='always'", (0, 1), "always", MISMATCHES),
+    ):
+        cases, right, slowest = 0, 0, 0.0
+        for kind in kinds:
             for count in COUNTS:
-                private = comm.Dup()
-                with mpiquant.options(check="always" if known else "first"):
-                    errors, words, out, took, after = differing(comm, kind, count, private, known)
-                named = [word for word in words if word != "1001"]
-                good = all(e and "AgreementError" in e[0] for e in errors)
-                good = good and all(word in e[1] for word in named for e in errors)
-                good = good and bool(np.all(after == comm.size)) and took < 10
-                good = good and (known or bool(np.all(out == -7.0)))
+                good, took = _mismatch(kind, count, known, check)
                 cases += 1
                 right += comm.allreduce(int(good), MPI.MIN)
                 slowest = max(slowest, comm.allreduce(took, MPI.MAX))
-                private.Free()
-    point(cases=cases, right=right, slowest_s=slowest)
+        point(form=form, cases=cases, right=right, slowest_s=slowest)
+
+
+def _mismatch(kind: str, count: int, known: tuple[int, ...], check: str) -> tuple[bool, float]:
+    from test_faults import differing
+
+    private = comm.Dup()
+    with mpiquant.options(check=check):
+        errors, words, out, took, after = differing(comm, kind, count, private, known)
+    private.Free()
+    named = [word for word in words if word != "1001"]
+    good = all(e and "AgreementError" in e[0] for e in errors)
+    good = good and all(word in e[1] for word in named for e in errors)
+    good = good and bool(np.all(after == comm.size)) and took < 10
+    return good and (bool(known) or bool(np.all(out == -7.0))), took
 
 
 def back_to_back() -> None:

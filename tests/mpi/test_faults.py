@@ -47,13 +47,19 @@ MISMATCHES = {
 }
 
 
-def differing(comm, kind, count, private, known=False):
-    """Errors of a call in which the last rank differs; the outputs; and a right call behind it."""
+TRAVELLING = ("bits", "block", "rounding", "algorithm")
+"""Kinds of which both plans are compressed, or run on a schedule."""
+
+
+def differing(comm, kind, count, private, known=()):
+    """Errors of a call in which the last rank differs; the outputs; and a right call behind it.
+
+    Plans that are known were used before: 0 is that of most ranks, 1 that of the last.
+    """
     words, make = MISMATCHES[kind]
-    if known:
-        for odd in (0, 1):
-            call = {"x": np.ones(count), "comm": private, **make(odd, count)}
-            mpiquant.allreduce(**call)
+    for odd in known:
+        call = {"x": np.ones(count), "comm": private, **make(odd, count)}
+        mpiquant.allreduce(**call)
     arguments = {"x": np.ones(count), **make(int(comm.rank == comm.size - 1), count)}
     out = np.full(arguments["x"].shape, -7.0, arguments["x"].dtype)
     begin = time.monotonic()
@@ -89,7 +95,22 @@ def test_b04_known_plans_that_differ(comm, kind, count):
     """Each of them ran before.  Small native calls are compared only with check="always"."""
     private = comm.Dup()
     with mpiquant.options(check="always"):
-        errors, words, _, took, after = differing(comm, kind, count, private, known=True)
+        errors, words, _, took, after = differing(comm, kind, count, private, (0, 1))
+    with together(comm):
+        assert all(e and "AgreementError" in e[0] for e in errors), errors
+        for word in words:
+            assert word == "1001" or all(word in e[1] for e in errors), (word, errors)
+        assert took < 10
+        np.testing.assert_allclose(after, comm.size)
+    private.Free()
+
+
+@pytest.mark.parametrize("count", [6, 300_000])
+@pytest.mark.parametrize("kind", MISMATCHES)
+def test_b04_a_new_plan_against_a_known_one(comm, kind, count):
+    """Also where the others are in a native call that compares nothing."""
+    private = comm.Dup()
+    errors, words, _, took, after = differing(comm, kind, count, private, (0,))
     with together(comm):
         assert all(e and "AgreementError" in e[0] for e in errors), errors
         for word in words:
