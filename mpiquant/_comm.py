@@ -61,7 +61,7 @@ class Channel:
         self.native = native
         self.rank = comm.rank
         self.size = comm.size
-        self.forks = _forks
+        self.forks = forks[0]
         self.seq = 0  # number of the next call
         self.queue: deque[CallLike] = deque()  # not yet opened
         self.running: list[CallLike] = []  # opened, in order
@@ -184,12 +184,12 @@ class Channel:
             self.tell(sender, Answer(message.seq, state, None))
 
 
-_forks = 0
+forks = [0]
+"""How often this process came out of a fork since the first import."""
 
 
 def _count_fork() -> None:
-    global _forks
-    _forks += 1
+    forks[0] += 1
 
 
 os.register_at_fork(after_in_child=_count_fork)
@@ -209,10 +209,12 @@ def _free_channel(comm: MPI.Comm, keyval: int, channel: Channel) -> None:
     channels.pop(comm.handle, None)
     if channel.busy:  # its calls go on, and so it stays, under a number that no handle has
         channels[-1 - id(channel)] = channel
-    # The predefined communicators end with MPI itself, which frees everything.
-    elif comm not in (MPI.COMM_WORLD, MPI.COMM_SELF) and not channel.broken:
-        channel.comm.Free()
-        channel.native.Free()
+    elif channel.broken is None:
+        channel.broken = "it was freed"
+        # The predefined communicators end with MPI itself, which frees everything.
+        if comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):
+            channel.comm.Free()
+            channel.native.Free()
 
 
 def checked_comm(comm: MPI.Intracomm | None) -> MPI.Intracomm:
@@ -240,7 +242,7 @@ def find_channel(comm: MPI.Intracomm | None) -> Channel | None:
     found = channels.get((MPI.COMM_WORLD if comm is None else comm).handle)
     if found is None:
         return None
-    if found.forks != _forks:
+    if found.forks != forks[0]:
         raise LifecycleError("this process was forked after the communicator was first used")
     return found
 

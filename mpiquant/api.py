@@ -8,12 +8,11 @@ from typing import Any, Literal
 import numpy as np
 from mpi4py import MPI
 
-from mpiquant import _buffers, buckets, calls, config, trace
+from mpiquant import _buffers, buckets, config, quick
 from mpiquant._buffers import Entry
 from mpiquant._call import Call, Steps
-from mpiquant._comm import Channel, channel_of, find_channel, in_flight
+from mpiquant._comm import Channel, channel_of
 from mpiquant.buckets import Item, Terms
-from mpiquant.codecs import EXACT
 from mpiquant.errors import LifecycleError
 from mpiquant.feedback import ErrorFeedback
 from mpiquant.progress import drain_at_finalize, engine
@@ -202,9 +201,9 @@ def allreduce(
     """
     plain = codec is None and out is None and feedback is None and timeout is None and not stats
     if plain and algorithm == "auto" and type(x) is np.ndarray:
-        result = _quick(x, None, op, comm, name)
+        result = quick.reduce(x, None, op, comm, name)
         if result is not None:
-            return result
+            return _wait_quick(result, comm) if isinstance(result, Call) else result
     return _start(
         lambda terms: _prepare_allreduce(terms, x, out),
         *(True, comm, op, name, codec, algorithm, feedback, timeout, stats),
@@ -260,7 +259,7 @@ def _prepare_allreduce(terms: Terms, x: Any, out: Any) -> Callable[[], Any]:
     for bucket in buckets.make_buckets(items, terms.options.bucket_bytes):
         _launch(terms, bucket, results)
     if len(entries) == len(items) == 1 and entries[0].array.size:
-        _remember_quick(terms, items[0])
+        quick.remember(terms, items[0])
     return lambda: rebuild([results[entry.name] for entry in entries])
 
 
@@ -311,8 +310,12 @@ def Allreduce(
     """
     plain = codec is None and feedback is None and timeout is None and not stats
     plain = plain and algorithm == "auto" and type(sendbuf) is type(recvbuf) is np.ndarray
-    if plain and _quick(sendbuf, recvbuf, op, comm, name) is not None:
-        return None
+    if plain:
+        result = quick.reduce(sendbuf, recvbuf, op, comm, name)
+        if result is not None:
+            if isinstance(result, Call):
+                _wait_quick(result, comm)
+            return None
     return _start(
         lambda terms: _prepare_buffers(terms, sendbuf, recvbuf),
         *(True, comm, op, name, codec, algorithm, feedback, timeout, stats),
@@ -363,7 +366,7 @@ def _prepare_buffers(terms: Terms, sendbuf: BufSpec, recvbuf: BufSpec) -> Callab
     items = buckets.make_items(terms, [entry], [target], lambda e: e.array.shape)
     _launch(terms, items, {})
     if source.size:
-        _remember_quick(terms, items[0])
+        quick.remember(terms, items[0])
     return lambda: None
 
 
@@ -372,82 +375,9 @@ def _same_numbers(a: Array, b: Array) -> bool:
     return a.dtype.kind in "iufc" and a.dtype.newbyteorder("=") == b.dtype.newbyteorder("=")
 
 
-# ---- small native reductions ----
-
-
-def _quick(
-    x: Array, out: Array | None, op: Any, comm: CommLike | None, name: str | None
-) -> Array | None:
-    """The result of a small native reduction that was found before to need nothing else.
-
-    None if there is more to do.  Such calls are losses, counters and metrics in a loop, for which
-    the way through checks, plans and calls would cost several times the reduction itself.
-    """
-    channel = find_channel(comm)
-    if channel is None or in_flight or channel.broken or channel.faults:
-        return None
-    options = config.current()
-    dtype, size = x.dtype, x.size
-    key = (size, dtype, op if type(op) is str else op.handle, name, id(options))
-    found = channel.quick.get(key)
-    if found is None or found[0].hash not in channel.agreed or not x.flags.c_contiguous:
-        return None
-    if out is None:
-        out = np.empty_like(x)
-    elif out.size != size or out.dtype != dtype or not out.flags.carray:
-        return None
-    if not channel.lock.acquire(blocking=False):
-        return None
-    try:
-        plan, mpi_op, mean, _ = found
-        call = calls.quick_reduce(channel, plan, x, out, mpi_op, options.timeout)
-        if call is not None:
-            _wait_uninterrupted(
-                channel, Request([call], lambda idle_s: None, options.stall_seconds)
-            )
-    finally:
-        channel.lock.release()
-    if mean:
-        np.divide(out, channel.size, out=out)
-    return out
-
-
-QUICK_NBYTES = 64 << 10
-"""Above this, a native reduction takes so long that the full way costs nothing."""
-
-
-def _remember_quick(terms: Terms, item: Item) -> None:
-    """Note that a call like this one is a plain native reduction, if it is."""
-    x, options = item.entry.array, terms.options
-    if (
-        not terms.op.is_predefined
-        or options is not config.current()  # something was given with the call
-        or options.check != "first"
-        or terms.channel.size == 1
-        or terms.feedback is not None
-        or terms.measure
-        or trace.active.on
-        or x.nbytes > QUICK_NBYTES
-        or not (x.dtype == item.work == item.result and x.dtype.isnative)
-    ):
-        return
-    probe = calls.Job(
-        "allreduce", terms.name, x, x, None, terms.op, terms.mean, item.codec, False, False
-    )
-    choice = calls.decide(probe, options, terms.channel.size)
-    if choice.algorithm != "native":
-        return
-    plan = calls.plan_for(probe, choice, options, EXACT, blocking=False)
-    spellings: list[str | int] = ["mean"] if terms.mean else [terms.op.handle]
-    if terms.op == MPI.SUM and not terms.mean:
-        spellings.append("sum")
-    quick = terms.channel.quick
-    if len(quick) > 1000:
-        quick.clear()
-    # The options are kept, so that no others get their id.
-    for spelling in spellings:
-        key = (x.size, x.dtype, spelling, terms.name or None, id(options))
-        quick[key] = (plan, terms.op, terms.mean, options)
+def _wait_quick(call: Call, comm: CommLike | None) -> Any:
+    request = Request([call], lambda idle_s: call.result, config.current().stall_seconds)
+    return _wait_uninterrupted(channel_of(comm), request)
 
 
 # ---- the other collectives ----

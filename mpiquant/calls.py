@@ -6,7 +6,6 @@ agreed on with the other ranks and runs, on the schedules or natively.
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,6 @@ from mpi4py import MPI
 from mpiquant import trace
 from mpiquant._agreement import Plan, plan_of
 from mpiquant._call import Call, Steps
-from mpiquant._comm import Channel
 from mpiquant.codecs import EXACT, Codec
 from mpiquant.codecs._block import mix_key
 from mpiquant.collectives import canonical, own_part
@@ -35,9 +33,6 @@ BLOCKING_NBYTES = 256 << 10
 """From this size on, a blocking native call is agreed on by all ranks each time and is MPI's own
 blocking one, which is faster than its nonblocking one in some MPIs; below, the nonblocking one,
 during which we can see to other things."""
-
-QUICK_TESTS, QUICK_S = 20, 1e-3
-"""How often, and then how long, a small native call is tested before it becomes a full call."""
 
 
 @dataclass(frozen=True)
@@ -258,35 +253,6 @@ def _gather_native(call: Call, x: Array, out: Array) -> Steps[None]:
         for begin in range(0, x.size, MAX_COUNT):
             request = comm.Ibcast(rows[rank, begin : begin + MAX_COUNT], rank)
             yield from call.until_native(request, rows)
-
-
-def quick_reduce(
-    channel: Channel, plan: Plan, x: Array, out: Array, op: MPI.Op, timeout: float | None
-) -> Call | None:
-    """A small native reduction of a known plan, in few Python lines; None when it has ended.
-
-    A reduction that does not end at once is adopted by a call, which is returned.
-    """
-    seq = channel.seq
-    channel.seq = seq + 1
-    request = channel.native.Iallreduce(x, out, op)
-    for _ in range(QUICK_TESTS):
-        if request.Test():
-            return None
-    begin = time.monotonic()
-    while time.monotonic() - begin < QUICK_S:
-        os.sched_yield()
-        if request.Test():
-            return None
-    call = Call(channel, plan.name, timeout, seq)
-    call.plan = plan
-    call.launch(_adopt(call, request, x, out))
-    return call
-
-
-def _adopt(call: Call, request: MPI.Request, x: Array, out: Array) -> Steps[None]:
-    call.opened = True
-    yield from call.until_native(request, x, out)
 
 
 def exact_result(job: Job, x: Array, call: Call, segment: int) -> Steps[Array]:

@@ -89,7 +89,7 @@ class _Frame:
     options: Options
 
 
-_context: ContextVar[_Frame | None] = ContextVar("mpiquant_options", default=None)
+context: ContextVar[_Frame | None] = ContextVar("mpiquant_options", default=None)
 
 
 @cache
@@ -107,14 +107,15 @@ def _environment() -> dict[str, Any]:
 
 
 @cache
-def _defaults() -> Options:
+def defaults() -> Options:
+    """The options outside of all blocks."""
     return Options(**_environment())
 
 
 def reload_environment() -> None:
     """Read the environment again at the next call."""
     _environment.cache_clear()
-    _defaults.cache_clear()
+    defaults.cache_clear()
 
 
 def current(**arguments: Any) -> Options:
@@ -122,8 +123,8 @@ def current(**arguments: Any) -> Options:
 
     The environment is read once, at the first call.
     """
-    frame = _context.get()
-    options = _defaults() if frame is None else frame.options
+    frame = context.get()
+    options = defaults() if frame is None else frame.options
     if not arguments:
         return options
     given = {key: value for key, value in arguments.items() if value is not None}
@@ -165,13 +166,13 @@ class Preset:
 
     def apply(self) -> Token[_Frame | None]:
         """Put them in force; returns what `restore` needs."""
-        outer, last = _context.get(), self._last
+        outer, last = context.get(), self._last
         if last is None or last[0] is not outer:
             merged = {**(outer.changes if outer else {}), **self.changes}
             last = (outer, _Frame(merged, Options(**{**_environment(), **merged})))
             self._last = last
-        return _context.set(last[1])
+        return context.set(last[1])
 
 
 def restore(token: Token[_Frame | None]) -> None:
-    _context.reset(token)
+    context.reset(token)

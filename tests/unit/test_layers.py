@@ -12,6 +12,7 @@ LAYERS = (
     ("cli",),
     ("wrap",),
     ("api",),
+    ("quick",),
     ("buckets", "request"),
     ("calls", "progress"),
     ("_call",),
