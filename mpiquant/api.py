@@ -20,6 +20,7 @@ from mpiquant.request import Request
 from mpiquant.typing import Array, BufSpec, CodecLike, CommLike, OpLike
 
 StatsLike = Literal[True, "error"] | None
+_ndarray = np.ndarray
 
 
 # ---- from arguments to a request ----
@@ -308,9 +309,15 @@ def Allreduce(
     -------
     None, or Stats if asked for
     """
-    plain = codec is None and feedback is None and timeout is None and not stats
-    plain = plain and algorithm == "auto" and type(sendbuf) is type(recvbuf) is np.ndarray
-    if plain:
+    if (
+        codec is None
+        and feedback is None
+        and timeout is None
+        and not stats
+        and algorithm == "auto"
+        and type(sendbuf) is _ndarray
+        and type(recvbuf) is _ndarray
+    ):
         result = quick.reduce(sendbuf, recvbuf, op, comm, name)
         if result is not None:
             if isinstance(result, Call):

@@ -537,3 +537,35 @@ def test_wrap_checks_its_arguments(comm):
                 mpiquant.wrap(comm, **bad)
         with pytest.raises(ValueError, match="COMM_NULL"):
             mpiquant.wrap(MPI.COMM_NULL)
+
+
+def test_small_native_calls_in_a_loop(comm):
+    """They take a short cut, which must know what it may not do."""
+    total, size = comm.size * (comm.size + 1) / 2, comm.size
+    mine = float(comm.rank + 1)
+    for _ in range(3):
+        x, out = np.full((2, 3), mine), np.zeros((2, 3))
+        mpiquant.Allreduce(x, out, comm=comm)
+        mean = mpiquant.allreduce(x, "mean", comm=comm)
+        largest = mpiquant.allreduce(x, MPI.MAX, comm=comm)
+        place, halves = x.copy(), np.full(12, mine)
+        mpiquant.Allreduce(place, place, comm=comm)
+        mpiquant.Allreduce(halves[:6], halves[6:], comm=comm)
+        again = halves[:6]
+        mpiquant.Allreduce(again, halves[:6], comm=comm)
+        swapped = np.full((3, 2), mine, order="F").T
+        turned = mpiquant.allreduce(swapped, comm=comm)
+        frozen = np.zeros((2, 3))
+        frozen.flags.writeable = False
+        refused = raised(comm, lambda x=x, out=frozen: mpiquant.Allreduce(x, out, comm=comm))
+        overlap = raised(comm, lambda h=halves: mpiquant.Allreduce(h[:6], h[3:9], comm=comm))
+        big_endian = mpiquant.allreduce(x.astype(">f8"), comm=comm)
+        with together(comm):
+            for result in (out, place, halves, again, turned, big_endian):
+                np.testing.assert_array_equal(result, total)
+            np.testing.assert_allclose(mean, total / size)
+            np.testing.assert_array_equal(largest, size)
+            np.testing.assert_array_equal(x, mine)
+            assert turned.shape == swapped.shape
+            assert all(e and "read-only" in e[1] for e in refused)
+            assert all(e and "overlaps" in e[1] for e in overlap)

@@ -1,0 +1,193 @@
+"""Small native reductions in few Python lines.
+
+Losses, counters and metrics are reduced in every step of a loop, always alike.  The way through
+checks, plans and calls would cost several times the reduction itself.  So what such a call was
+found to need is remembered; when nothing else is going on, the next one starts MPI's nonblocking
+reduction at once, and becomes a full call only if that does not end soon.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiquant import calls, trace
+from mpiquant._agreement import Plan
+from mpiquant._call import Call, Steps
+from mpiquant._comm import Channel, find_channel, in_flight
+from mpiquant.buckets import Item, Terms
+from mpiquant.codecs import EXACT
+from mpiquant.config import Options, context, current, defaults
+from mpiquant.typing import Array, CommLike
+
+MOST_NBYTES = 64 << 10
+"""Above this, a native reduction takes so long that the full way costs nothing."""
+
+TESTS, LIMIT_S = 20, 1e-3
+"""How often, and then how long, a reduction is tested before it becomes a full call."""
+
+
+class Known(NamedTuple):
+    """A kind of call, and what it needs.  The options are kept, so that no others get their id."""
+
+    comm: CommLike | None
+    size: int
+    dtype: np.dtype
+    op: Any
+    name: str | None
+    options: Options
+    channel: Channel
+    plan: Plan
+    mpi_type: MPI.Datatype
+    mpi_op: MPI.Op
+    mean: bool
+
+
+_NOTHING = (None, -1, *[None] * 9)
+_last: list[Any] = [_NOTHING]
+"""The kind of the last quick call, to be compared without hashing: a loop often makes but one."""
+
+
+def _forget() -> None:
+    _last[0] = _NOTHING
+
+
+os.register_at_fork(after_in_child=_forget)  # a child must be refused, by the full way
+
+
+def reduce(
+    x: Array, out: Array | None, op: Any, comm: CommLike | None, name: str | None
+) -> Array | Call | None:
+    """The result of a small native reduction of a known kind; None if it must go the full way.
+
+    A reduction that does not end soon is adopted by a call, which is returned.
+    """
+    if in_flight or not x.flags.c_contiguous:
+        return None
+    frame = context.get()
+    options = defaults() if frame is None else frame.options
+    size, dtype = x.size, x.dtype
+    last = _last[0]
+    l_comm, l_size, l_dtype, l_op, l_name, l_options, channel, plan, mpi_type, mpi_op, mean = last
+    if (
+        comm is not l_comm
+        or size != l_size
+        or dtype is not l_dtype
+        or op is not l_op
+        or options is not l_options
+        or name != l_name
+    ):
+        known = _look_up(comm, size, dtype, op, name, options)
+        if known is None:
+            return None
+        channel, plan, mpi_type, mpi_op, mean = known[6:]
+    if channel.broken or channel.faults:
+        return None
+    if out is None:
+        out = np.empty_like(x)
+    elif out.size != size or out.dtype is not dtype or not out.flags.carray or _overlap(x, out):
+        return None
+    if not channel.lock.acquire(False):
+        return None
+    try:
+        seq = channel.seq
+        channel.seq = seq + 1
+        request = channel.native.Iallreduce([x, size, mpi_type], [out, size, mpi_type], mpi_op)
+        for _ in range(TESTS):
+            if request.Test():
+                return np.divide(out, channel.size, out=out) if mean else out
+        return _go_on(channel, plan, options.timeout, seq, request, x, out, mean)
+    finally:
+        channel.lock.release()
+
+
+def _overlap(x: Array, out: Array) -> bool:
+    """Whether they may be the same memory; arrays of their own are told apart at no cost."""
+    if x.base is None and out.base is None:
+        return x is out
+    return np.may_share_memory(x, out)
+
+
+def _look_up(
+    comm: CommLike | None, size: int, dtype: np.dtype, op: Any, name: str | None, options: Options
+) -> Known | None:
+    channel = find_channel(comm)
+    if channel is None:
+        return None
+    key = (size, dtype, op if isinstance(op, str) else op.handle, name, id(options))
+    found: Known | None = channel.quick.get(key)
+    if found is None or found.plan.hash not in channel.agreed:
+        return None
+    known = found._replace(comm=comm, dtype=dtype, op=op)
+    _last[0] = tuple(known)
+    return known
+
+
+def _go_on(
+    channel: Channel,
+    plan: Plan,
+    timeout: float | None,
+    seq: int,
+    request: MPI.Request,
+    x: Array,
+    out: Array,
+    mean: bool,
+) -> Array | Call | None:
+    """Test a while longer, yielding; then make it a call."""
+    begin = time.monotonic()
+    while time.monotonic() - begin < LIMIT_S:
+        os.sched_yield()
+        if request.Test():
+            return _finish(channel, out, mean)
+    call = Call(channel, plan.name, timeout, seq)
+    call.plan = plan
+
+    def body() -> Steps[Array]:
+        call.opened = True
+        yield from call.until_native(request, x, out)
+        return _finish(channel, out, mean)
+
+    call.launch(body())
+    return call
+
+
+def _finish(channel: Channel, out: Array, mean: bool) -> Array:
+    return np.divide(out, channel.size, out=out) if mean else out
+
+
+def remember(terms: Terms, item: Item) -> None:
+    """Note that calls like this one are plain native reductions, if they are."""
+    x, options, channel = item.entry.array, terms.options, terms.channel
+    if (
+        not terms.op.is_predefined
+        or options is not current()  # something was given with the call
+        or options.check != "first"
+        or channel.size == 1
+        or terms.feedback is not None
+        or terms.measure
+        or trace.active.on
+        or x.nbytes > MOST_NBYTES
+        or not (x.dtype == item.work == item.result and x.dtype.isnative)
+    ):
+        return
+    job = calls.Job(
+        "allreduce", terms.name, x, x, None, terms.op, terms.mean, item.codec, False, False
+    )
+    choice = calls.decide(job, options, channel.size)
+    if choice.algorithm != "native":
+        return
+    plan = calls.plan_for(job, choice, options, EXACT, blocking=False)
+    spellings: list[str | int] = ["mean"] if terms.mean else [terms.op.handle]
+    if terms.op == MPI.SUM and not terms.mean:
+        spellings.append("sum")
+    if len(channel.quick) > 1000:
+        channel.quick.clear()
+    name, mpi_type = terms.name or None, MPI.Datatype.fromcode(x.dtype.char)
+    for op in spellings:
+        key = (x.size, x.dtype, op, name, id(options))
+        place = (None, x.size, x.dtype, op, name, options)
+        channel.quick[key] = Known(*place, channel, plan, mpi_type, terms.op, terms.mean)
