@@ -42,6 +42,10 @@ Steps: TypeAlias = Generator[bool, None, T]
 """Yields whether anything happened since the last yield."""
 
 
+def _nobody() -> None:
+    """The rank waited for, if there is none in particular."""
+
+
 class _StoppedError(Exception):
     """The call cannot go on: another rank left it, or its plan is a foreign one."""
 
@@ -79,7 +83,7 @@ class Call:
         self.error: BaseException | None = None
         self.result: Any = None
         self.when_done: list[Callable[[], None]] = []
-        self.waits_for: Callable[[], int | None] = lambda: None
+        self.waits_for: Callable[[], int | None] = _nobody
         self.answers: dict[int, Answer] = {}
         self.foreign = False
         # All requests stay with the call, so that MPI never writes to freed memory.
@@ -124,6 +128,10 @@ class Call:
             return next(self._steps)
         except StopIteration as end:
             self.result = end.value
+            # Nothing is under way any more; who keeps a request need not keep its buffers.
+            for requests in (self.sends, self.header_sends, self.recvs, self.header_recvs):
+                requests.clear()
+            self.native_requests.clear()
             self._end()
         except Exception as error:
             self.fail(error)
@@ -148,6 +156,7 @@ class Call:
 
     def _end(self) -> None:
         self.done = True
+        self.waits_for = _nobody  # else the run and the call would hold each other
         if trace.active.on:
             end = time.perf_counter()
             trace.active.overlapping("call", str(self), self.launched, end, failed=bool(self.error))
@@ -198,7 +207,7 @@ class Call:
         """Wait for a native collective, which any rank may hold up."""
         self.native_begun_on = self.channel.native
         self.native_requests.append((request, buffers))
-        self.waits_for = lambda: None
+        self.waits_for = _nobody
         while not request.Test():
             yield False
             if self.channel.is_void(self.seq) and self.native_begun_on != self.channel.native:

@@ -365,3 +365,28 @@ def test_the_progress_thread_moves_calls_without_us(comm):
         assert done
         assert resting
         np.testing.assert_allclose(request.wait(), comm.size, rtol=1e-6)
+
+
+def test_a_call_leaves_no_garbage_behind(comm):
+    """What it held goes with it, and not when the collector of cycles comes by."""
+    x = np.ones(200_000, np.float32)
+    call = lambda: mpiquant.allreduce(x, comm=comm, codec="q8", algorithm="ring")  # noqa: E731
+    call()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            call()
+            mpiquant.iallreduce(x, comm=comm, codec="q8", algorithm="ring").wait()
+        found = gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        call()
+        gc.collect()
+        arrays = [o for o in gc.garbage if isinstance(o, np.ndarray)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    with together(comm):
+        assert not arrays
+        assert found < 50
