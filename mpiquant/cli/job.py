@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -32,9 +33,11 @@ def exit_code(code: int) -> int:
     return code
 
 
-def abort(world: MPI.Intracomm, code: int) -> NoReturn:
+def abort(world: MPI.Intracomm, code: int, text: str = "") -> NoReturn:
     sys.stdout.flush()
+    sys.stderr.write(text)  # in one piece
     sys.stderr.flush()
+    time.sleep(0.2)  # launchers drop what they have not forwarded by then
     world.Abort(code)
     os._exit(code)  # MPICH's comes back if another rank was faster
 

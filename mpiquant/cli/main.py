@@ -34,8 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         world = job.several_ranks()
         if world is None:
             raise
-        traceback.print_exc()
-        job.abort(world, 1)
+        job.abort(world, 1, traceback.format_exc())
 
 
 def _parser() -> argparse.ArgumentParser:
