@@ -89,7 +89,9 @@ def reduce(
         return None
     if out is None:
         out = np.empty_like(x)
-    elif out.size != size or out.dtype is not dtype or not out.flags.carray or _overlap(x, out):
+    elif out.size != size or out.dtype is not dtype or not out.flags.carray or out is x:
+        return None
+    elif (out.base is not None or x.base is not None) and np.may_share_memory(x, out):
         return None
     if not channel.lock.acquire(False):
         return None
@@ -103,13 +105,6 @@ def reduce(
         return _go_on(channel, plan, options.timeout, seq, request, x, out, mean)
     finally:
         channel.lock.release()
-
-
-def _overlap(x: Array, out: Array) -> bool:
-    """Whether they may be the same memory; arrays of their own are told apart at no cost."""
-    if x.base is None and out.base is None:
-        return x is out
-    return np.may_share_memory(x, out)
 
 
 def _look_up(
