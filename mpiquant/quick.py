@@ -89,9 +89,13 @@ def reduce(
         return None
     if out is None:
         out = np.empty_like(x)
-    elif out.size != size or out.dtype is not dtype or not out.flags.carray or out is x:
-        return None
-    elif (out.base is not None or x.base is not None) and np.may_share_memory(x, out):
+    elif (
+        out.size != size
+        or out.dtype is not dtype
+        or not out.flags.carray
+        or out is x
+        or ((out.base is not None or x.base is not None) and np.may_share_memory(x, out))
+    ):
         return None
     if not channel.lock.acquire(False):
         return None
