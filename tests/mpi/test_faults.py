@@ -9,6 +9,7 @@ from conftest import digests, raised, together
 from mpi4py import MPI
 
 import mpiquant
+from mpiquant import progress
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -107,8 +108,9 @@ def test_b04_known_plans_that_differ(comm, kind, count):
 
 @pytest.mark.parametrize("count", [6, 300_000])
 @pytest.mark.parametrize("kind", MISMATCHES)
-def test_b04_a_new_plan_against_a_known_one(comm, kind, count):
+def test_b04_a_new_plan_against_a_known_one(comm, kind, count, monkeypatch):
     """Also where the others are in a native call that compares nothing."""
+    monkeypatch.setattr(progress, "ASK_S", 0.2)  # else a second for each
     private = comm.Dup()
     errors, words, _, took, after = differing(comm, kind, count, private, (0,))
     with together(comm):
@@ -121,8 +123,9 @@ def test_b04_a_new_plan_against_a_known_one(comm, kind, count):
 
 
 @pytest.mark.parametrize("count", [3, 1000, 300_000])
-def test_known_native_against_known_compressed(comm, count):
+def test_known_native_against_known_compressed(comm, count, monkeypatch):
     """The native ranks compare nothing by themselves; the others ask them where they are."""
+    monkeypatch.setattr(progress, "ASK_S", 0.2)
     private = comm.Dup()
     for _ in range(2):
         mpiquant.allreduce(np.ones(count, "f4"), comm=private)
@@ -146,7 +149,8 @@ def test_known_native_against_known_compressed(comm, count):
 
 @pytest.mark.parametrize("count", COUNTS[:2])
 @pytest.mark.parametrize("codec", [None, "q8"])
-def test_b05_names_match_not_positions(comm, codec, count):
+def test_b05_names_match_not_positions(comm, codec, count, monkeypatch):
+    monkeypatch.setattr(progress, "ASK_S", 0.2)
     ones = np.ones(count)
     arrays = {"w": ones * (1 + comm.rank), "b": 10 * ones * (1 + comm.rank)}
     if comm.rank == comm.size - 1:
