@@ -121,9 +121,7 @@ class Call:
     def step(self) -> bool:
         """Move on as far as possible; whether anything happened."""
         try:
-            if not self.failing and self.seq in self.channel.faults:
-                return self._steps.throw(_StoppedError())
-            if self.foreign and not self.failing:
+            if not self.failing and (self.foreign or self.seq in self.channel.faults):
                 return self._steps.throw(_StoppedError())
             return next(self._steps)
         except StopIteration as end:

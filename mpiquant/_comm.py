@@ -81,14 +81,11 @@ class Channel:
         if not self.lock.acquire(blocking=False):
             raise LifecycleError("another thread is in a call on this communicator")
         try:
-            self.check_usable()
+            if self.broken is not None:
+                raise LifecycleError(f"the communicator cannot be used any more: {self.broken}")
             yield
         finally:
             self.lock.release()
-
-    def check_usable(self) -> None:
-        if self.broken is not None:
-            raise LifecycleError(f"the communicator cannot be used any more: {self.broken}")
 
     # ---- calls in flight ----
 

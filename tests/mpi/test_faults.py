@@ -90,6 +90,14 @@ def test_b04_new_plans_that_differ(comm, kind, count):
     private.Free()
 
 
+def assert_named(errors, words, took):
+    """Every rank raised in time and named what differs."""
+    assert all(e and "AgreementError" in e[0] for e in errors), errors
+    for word in words:
+        assert word == "1001" or all(word in e[1] for e in errors), (word, errors)
+    assert took < 10
+
+
 @pytest.mark.parametrize("count", [3, 300_000])
 @pytest.mark.parametrize("kind", MISMATCHES)
 def test_b04_known_plans_that_differ(comm, kind, count):
@@ -98,10 +106,7 @@ def test_b04_known_plans_that_differ(comm, kind, count):
     with mpiquant.options(check="always"):
         errors, words, _, took, after = differing(comm, kind, count, private, (0, 1))
     with together(comm):
-        assert all(e and "AgreementError" in e[0] for e in errors), errors
-        for word in words:
-            assert word == "1001" or all(word in e[1] for e in errors), (word, errors)
-        assert took < 10
+        assert_named(errors, words, took)
         np.testing.assert_allclose(after, comm.size)
     private.Free()
 
@@ -114,10 +119,7 @@ def test_b04_a_new_plan_against_a_known_one(comm, kind, count, monkeypatch):
     private = comm.Dup()
     errors, words, _, took, after = differing(comm, kind, count, private, (0,))
     with together(comm):
-        assert all(e and "AgreementError" in e[0] for e in errors), errors
-        for word in words:
-            assert word == "1001" or all(word in e[1] for e in errors), (word, errors)
-        assert took < 10
+        assert_named(errors, words, took)
         np.testing.assert_allclose(after, comm.size)
     private.Free()
 
