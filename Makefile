@@ -11,7 +11,8 @@ SOURCES := pyproject.toml setup.py mpiquant/_kernels.pyx $(wildcard csrc/*)
 export OMP_NUM_THREADS := 1
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: demo test test-unit test-mpich test-openmpi fuzz lint docs claims-main claims-runtime clean
+.PHONY: demo test test-unit test-mpich test-openmpi fuzz lint docs claims-main claims-runtime \
+  claims-lab peers study clean
 
 demo: $(VENV)/mpich.demo
 	timeout 240 $(VENV)/mpich/bin/mpiexec -n 4 $(VENV)/mpich/bin/python -m mpi4py \
@@ -68,6 +69,17 @@ claims-main: $(VENV)/mpich.demo $(VENV)/mpich.test $(VENV)/openmpi.test
 claims-runtime: $(VENV)/mpich.test $(VENV)/openmpi.test
 	$(VENV)/mpich/bin/python bench/claims/runtime.py
 
+claims-lab: $(VENV)/mpich.test $(VENV)/openmpi.test $(VENV)/intel.built
+	$(VENV)/mpich/bin/python bench/claims/lab.py
+
+# Other allreduces, and our own at many sizes, rates and numbers of ranks, on emulated clusters;
+# the results go to bench/results.
+peers: $(VENV)/mpich.test $(VENV)/openmpi.built $(VENV)/intel.built $(VENV)/torch.made
+	$(VENV)/mpich/bin/python bench/peers
+
+study: $(VENV)/mpich.test $(VENV)/openmpi.built
+	$(VENV)/mpich/bin/python bench/study.py
+
 clean:
 	rm -rf $(VENV) build *.egg-info mpiquant/_kernels.c mpiquant/*.so docs/_build
 
@@ -80,10 +92,17 @@ $(VENV)/%.built: $(SOURCES)
 	$(VENV)/$*/bin/python $(PIP) --editable '.[$*]'
 	touch $@
 
-$(VENV)/mpich.%: $(VENV)/mpich.built pyproject.toml
+EXTRAS := demo test lint docs
+
+$(EXTRAS:%=$(VENV)/mpich.%): $(VENV)/mpich.%: $(VENV)/mpich.built pyproject.toml
 	$(VENV)/mpich/bin/python $(PIP) $(call extra,$*)
 	touch $@
 
-$(VENV)/openmpi.%: $(VENV)/openmpi.built pyproject.toml
-	$(VENV)/openmpi/bin/python $(PIP) $(call extra,$*)
+$(VENV)/openmpi.test: $(VENV)/openmpi.built pyproject.toml
+	$(VENV)/openmpi/bin/python $(PIP) $(call extra,test)
+	touch $@
+
+$(VENV)/torch.made:
+	$(PYTHON) -m venv $(VENV)/torch
+	$(VENV)/torch/bin/python $(PIP) torch==2.13.0 numpy
 	touch $@

@@ -15,7 +15,7 @@ from mpiquant._comm import Channel, channel_of
 from mpiquant.buckets import Item, Terms
 from mpiquant.errors import LifecycleError
 from mpiquant.feedback import ErrorFeedback
-from mpiquant.progress import drain_at_finalize, engine
+from mpiquant.progress import Waited, drain_at_finalize, engine
 from mpiquant.request import Request
 from mpiquant.typing import Array, BufSpec, CodecLike, CommLike, OpLike
 
@@ -69,7 +69,7 @@ def _refusal(channel: Channel, name: str | None, error: Exception) -> Request:
     """A request that makes an exception, raised before any message, an error on every rank."""
     call = Call(channel, str(name or ""))
     call.launch(_raise(error))
-    return Request([call], lambda idle_s: None, None)
+    return Request([call], lambda waited: None, None)
 
 
 def _terms(
@@ -114,9 +114,10 @@ def _raise(error: Exception) -> Steps[None]:
     yield  # makes it a generator
 
 
-def _finish(terms: Terms, build: Callable[[], Any], stats: StatsLike) -> Callable[[float], Any]:
-    def finish(idle_s: float) -> Any:
-        terms.stats.wait_s += idle_s
+def _finish(terms: Terms, build: Callable[[], Any], stats: StatsLike) -> Callable[[Waited], Any]:
+    def finish(waited: Waited) -> Any:
+        terms.stats.wait_s += waited.wall_s
+        terms.stats.idle_s += waited.idle_s
         for compare in terms.comparisons:
             compare()
         result = build()
@@ -383,7 +384,7 @@ def _same_numbers(a: Array, b: Array) -> bool:
 
 
 def _wait_quick(call: Call, comm: CommLike | None) -> Any:
-    request = Request([call], lambda idle_s: call.result, config.current().stall_seconds)
+    request = Request([call], lambda waited: call.result, config.current().stall_seconds)
     return _wait_uninterrupted(channel_of(comm), request)
 
 

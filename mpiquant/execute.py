@@ -4,9 +4,9 @@ A state machine that `advance` moves as far as it can without blocking: receives
 messages ahead, handled in order, and each releases the sends that waited for it.  The codec enters
 only here.
 
-A partial message is encoded into a buffer of a pool that lives as long as the call; final bytes
-live in one buffer for the whole array, in which chunks are received, decoded from and forwarded
-without a copy.  If nothing is compressed, that buffer is the output itself.
+A partial message is encoded into a buffer of the pool; final bytes live in one buffer for the
+whole array, in which chunks are received, decoded from and forwarded without a copy.  If nothing is
+compressed, that buffer is the output itself.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 
 from mpiquant import trace
 from mpiquant.codecs import EXACT
+from mpiquant.pool import pool
 from mpiquant.program import Message, Program, Segment
 from mpiquant.stats import Stats
 from mpiquant.typing import Array, Bytes
@@ -86,38 +87,60 @@ class Execution:
         self.stats = stats
         self.nonfinite = False
         self.final_is_out = program.exact
-        self.final = out.view(np.uint8) if program.exact else np.empty(program.final_nbytes, "u1")
+        self.final = out.view(np.uint8) if program.exact else pool.take(program.final_nbytes)
         # Exact input can be sent from where it is, if nothing overwrites it meanwhile.
         self.zero_copy = rest is None and not np.may_share_memory(x, out)
-        self.moved = False
+        self.encode_s = self.decode_s = self.mpi_s = 0.0
+        self.busy_s = 0.0  # in all that was not waiting
+        self.moved = self.ended = False
         self.handled = 0
         self.posted = 0
         self.receiving: deque[tuple[PendingRequest, Bytes]] = deque()
         self.sending: deque[_Sending] = deque()
-        self.idle: list[Bytes] = []
 
     # ---- state machine ----
 
     def start(self) -> None:
         """Post the first receives and issue the first sends."""
+        begin = time.perf_counter()
         self._post()
         for message in self.program.first_sends:
             self._send(message)
+        self.busy_s += time.perf_counter() - begin
 
     def advance(self) -> bool:
         """Do all that can be done now; True at the end of the call."""
         recvs = self.program.recvs
+        begin = time.perf_counter()
         while self.handled < len(recvs):
             request, buffer = self.receiving[0]
             if not request.Test():
                 return False
+            self.mpi_s += time.perf_counter() - begin
             self.receiving.popleft()
             self._handle(recvs[self.handled], buffer)
             self.handled += 1
             self.moved = True
             self._post()
+            now = time.perf_counter()
+            self.busy_s += now - begin
+            begin = now
         self._end_sends()
-        return not self.sending
+        if self.sending:
+            return False
+        if not self.ended:
+            self._end()
+        return True
+
+    def _end(self) -> None:
+        self.ended = True
+        if not self.final_is_out:
+            pool.give(self.final)
+        stats = self.stats
+        stats.encode_s += self.encode_s
+        stats.decode_s += self.decode_s
+        stats.mpi_s += self.mpi_s
+        stats.python_s += self.busy_s - self.encode_s - self.decode_s - self.mpi_s
 
     def has_moved(self) -> bool:
         """Whether anything happened since the last time this was asked."""
@@ -140,20 +163,25 @@ class Execution:
                 buffer = self.final[message.offset : message.offset + message.nbytes]
             else:
                 buffer = self._take(message.nbytes)
-            self.receiving.append((self.transport.irecv(buffer, message.peer), buffer))
+            begin = time.perf_counter()
+            request = self.transport.irecv(buffer, message.peer)
+            self.mpi_s += time.perf_counter() - begin
+            self.receiving.append((request, buffer))
             self.posted += 1
 
     def _handle(self, message: Message, buffer: Bytes) -> None:
-        if message.final:
-            for segment in message.segments:
-                self._decode_final(segment)
-        else:
-            self._reduce(message, buffer)
-            self._give(buffer)
+        finished = message.segments
+        if not message.final:
+            finished = self._reduce(message, buffer)
+            pool.give(buffer)
+        # The next rank waits for these; we do not wait for our own result.
         for send in message.then:
             self._send(send)
+        for segment in finished:
+            self._decode_final(segment)
 
-    def _reduce(self, message: Message, buffer: Bytes) -> None:
+    def _reduce(self, message: Message, buffer: Bytes) -> tuple[Segment, ...]:
+        """Add a partial message to our own; returns the segments that are final now."""
         (segment,) = message.segments
         a, b = segment.start, segment.stop
         addend = (self.source if message.fresh else self.out)[a:b]
@@ -164,11 +192,12 @@ class Execution:
         elif message.finalize is not None:
             final = message.finalize
             self._hop(final, buffer, addend, self._final_bytes(final))
-            self._decode_final(final)
+            return (final,)
         else:
             begin = time.perf_counter()
             segment.codec.decode_add(buffer, addend, self.out[a:b])
             self._spent("decode", "decode and add", begin)
+        return ()
 
     def _hop(self, segment: Segment, wire_in: Bytes, x: Array, wire: Bytes) -> None:
         begin = time.perf_counter()
@@ -193,9 +222,9 @@ class Execution:
     def _spent(self, lane: Literal["encode", "decode"], name: str, begin: float) -> None:
         end = time.perf_counter()
         if lane == "encode":
-            self.stats.encode_s += end - begin
+            self.encode_s += end - begin
         else:
-            self.stats.decode_s += end - begin
+            self.decode_s += end - begin
         trace.active.span(lane, name, begin, end)
 
     # ---- sends ----
@@ -204,9 +233,10 @@ class Execution:
         if message.final:
             for segment in message.encode:
                 self._encode(segment, message.fresh, self._final_bytes(segment))
-                self._decode_final(segment)
             wire = self.final[message.offset : message.offset + message.nbytes]
             self._isend(wire, message.peer, pooled=False)
+            for segment in message.encode:
+                self._decode_final(segment)
         elif message.encode:
             (segment,) = message.segments
             if segment.codec == EXACT and message.fresh and self.zero_copy:
@@ -229,8 +259,10 @@ class Execution:
         self._spent("encode", "encode", begin)
 
     def _isend(self, wire: Bytes, peer: int, *, pooled: bool) -> None:
-        begin = time.perf_counter() if trace.active.on else 0.0
-        self.sending.append(_Sending(self.transport.isend(wire, peer), wire, pooled, peer, begin))
+        begin = time.perf_counter()
+        request = self.transport.isend(wire, peer)
+        self.mpi_s += time.perf_counter() - begin
+        self.sending.append(_Sending(request, wire, pooled, peer, begin))
         self.stats.messages += 1
         self.stats.wire_bytes += wire.nbytes
 
@@ -239,7 +271,7 @@ class Execution:
             sent = self.sending.popleft()
             self.moved = True
             if sent.pooled:
-                self._give(sent.wire)
+                pool.give(sent.wire)
             if trace.active.on:
                 name, nbytes = f"to rank {sent.peer}", sent.wire.nbytes
                 end = time.perf_counter()
@@ -256,12 +288,4 @@ class Execution:
     def _take(self, nbytes: int) -> Bytes:
         """A buffer of the pool, of a finished send if there is one."""
         self._end_sends()
-        if self.idle:
-            whole = self.idle.pop()
-            if whole.nbytes >= nbytes:
-                return whole[:nbytes]
-        return np.empty(nbytes, np.uint8)
-
-    def _give(self, buffer: Bytes) -> None:
-        whole = buffer if buffer.base is None else buffer.base
-        self.idle.append(whole)
+        return pool.take(nbytes)

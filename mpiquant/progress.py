@@ -62,42 +62,37 @@ class Engine:
                 if channel.broken is None:
                     channel.poll()
 
-    def wait(self, call: Call, timeout: float | None = None, stall_s: float | None = None) -> float:
-        """Move everything on until a call is done; seconds in which nothing happened.
+    def wait(
+        self,
+        call: Call,
+        waited: Waited,
+        timeout: float | None = None,
+        stall_s: float | None = None,
+    ) -> None:
+        """Move everything on until a call is done; adds the time in which nothing happened.
 
         Gives up after `timeout` seconds and reports after `stall_s`.
         """
-        idle = 0.0
         with self._taking_over():
-            last = begin = time.monotonic()
+            begin = time.monotonic()
             next_poll = begin + POLL_S
             watch = Watch(timeout, stall_s)
-            idle_since: float | None = None
             while True:
                 moved = self.advance()
                 call.do()
-                if call.done:
-                    self._note_wait(idle_since)
-                    return idle
-                now = time.monotonic()
-                if moved:
-                    self._note_wait(idle_since)
-                    idle_since, last = None, now
+                if moved or call.done:
+                    waited.end()
+                    if call.done:
+                        return
                     continue
-                if trace.active.on and idle_since is None:
-                    idle_since = time.perf_counter()
+                waited.begin()
                 os.sched_yield()
-                idle += now - last
-                last = now
+                now = time.monotonic()
                 if now >= next_poll:
                     self.poll()
                     with self.lock:
                         watch.look(call, now - begin)
                     next_poll = now + POLL_S
-
-    def _note_wait(self, since: float | None) -> None:
-        if since is not None:
-            trace.active.span("wait", "wait", since, time.perf_counter())
 
     @contextmanager
     def _taking_over(self) -> Iterator[None]:
@@ -176,6 +171,32 @@ class Engine:
             if not self.advance():
                 os.sched_yield()
                 self.poll()
+
+
+class Waited:
+    """Time in which one call's waits found nothing to do."""
+
+    def __init__(self) -> None:
+        self.wall_s = self.core_s = 0.0
+        self._since: tuple[float, float] | None = None
+
+    @property
+    def idle_s(self) -> float:
+        """The part of it during which the thread was off the core."""
+        return max(0.0, self.wall_s - self.core_s)
+
+    def begin(self) -> None:
+        if self._since is None:
+            self._since = time.perf_counter(), time.thread_time()
+
+    def end(self) -> None:
+        if self._since is None:
+            return
+        (wall, core), self._since = self._since, None
+        now = time.perf_counter()
+        self.wall_s += now - wall
+        self.core_s += time.thread_time() - core
+        trace.active.span("wait", "wait", wall, now)
 
 
 class Naps:

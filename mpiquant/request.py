@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from mpiquant._call import Call
 from mpiquant.errors import LifecycleError
-from mpiquant.progress import engine
+from mpiquant.progress import Waited, engine
 
 
 class Request:
@@ -23,12 +23,12 @@ class Request:
     """
 
     def __init__(
-        self, calls: Sequence[Call], build: Callable[[float], Any], stall_s: float | None
+        self, calls: Sequence[Call], build: Callable[[Waited], Any], stall_s: float | None
     ) -> None:
         self._calls = list(calls)
         self._build = build
         self._stall_s = stall_s
-        self._idle_s = 0.0
+        self._waited = Waited()
         self._built: list[Any] = []
         self._seen = False
 
@@ -47,7 +47,7 @@ class Request:
         self._seen = True
         for call in self._calls:
             if not call.done:
-                self._idle_s += engine.wait(call, call.timeout, self._stall_s)
+                engine.wait(call, self._waited, call.timeout, self._stall_s)
         return self._result()
 
     def test(self) -> tuple[bool, Any]:
@@ -82,7 +82,7 @@ class Request:
                 raise call.error
         with engine.lock:  # several threads may wait
             if not self._built:
-                self._built.append(self._build(self._idle_s))
+                self._built.append(self._build(self._waited))
         return self._built[0]
 
     def __del__(self) -> None:

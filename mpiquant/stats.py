@@ -28,9 +28,14 @@ class Stats:
         Bytes of headers sent by this rank.
     raw_bytes : int
         What wire_bytes would be if nothing were compressed.
-    encode_s, decode_s, wait_s, native_s : float
-        Seconds in encoding kernels (fused hops included), in decoding kernels, waiting for the
-        wire or for late peers, and in native MPI collectives.
+    encode_s, decode_s, native_s : float
+        Seconds in encoding kernels (fused hops included), in decoding kernels, and in native MPI
+        collectives.
+    mpi_s, python_s : float
+        Seconds in MPI to send and receive messages, and in Python between all these.
+    wait_s, idle_s : float
+        Seconds waiting for the wire or for late peers, and the part of them during which the core
+        did other work or rested.
     error : float or None
         With stats="error": 2-norm of the result minus the exact one over the norm of the exact
         one.
@@ -47,8 +52,11 @@ class Stats:
     raw_bytes: int = 0
     encode_s: float = 0.0
     decode_s: float = 0.0
-    wait_s: float = 0.0
     native_s: float = 0.0
+    mpi_s: float = 0.0
+    python_s: float = 0.0
+    wait_s: float = 0.0
+    idle_s: float = 0.0
     error: float | None = None
     max_error: float | None = None
     _squares: list[float] = field(default_factory=lambda: [0.0, 0.0], repr=False)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -22,6 +25,16 @@ def run_ranks(size: int, *command: str, venv: str = "mpich", limit: int = 900) -
     if done.returncode:
         raise RuntimeError(f"{' '.join(full)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
     return done.stdout
+
+
+def rows_on_ranks(
+    size: int, script: str, part: str, mpi: str, limit: int = 900
+) -> Iterator[dict[str, Any]]:
+    """The points that a part of a script of this folder prints on several ranks."""
+    file = str(Path(__file__).with_name(script))
+    for line in run_ranks(size, file, part, venv=mpi, limit=limit).splitlines():
+        if line.startswith("{"):
+            yield json.loads(line)
 
 
 class Claims:

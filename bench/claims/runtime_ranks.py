@@ -5,29 +5,21 @@ usage: runtime_ranks.py mismatches | back_to_back | in_flight | small | headers 
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from _on_ranks import alternate, comm, point
 from mpi4py import MPI
 
 import mpiquant
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "mpi"))
 
-comm = MPI.COMM_WORLD
 ALGORITHMS = ("ring", "halving_doubling", "direct")
-
-
-def point(**values: Any) -> None:
-    if comm.rank == 0:
-        print(json.dumps(values), flush=True)
 
 
 def mismatches() -> None:
@@ -119,7 +111,7 @@ def small() -> None:
         x = np.ones(count, np.float32)
         out = np.empty_like(x)
         with mpiquant.options(codec="q8"):
-            times = _alternate(
+            times = alternate(
                 {
                     "native": lambda x=x, out=out: comm.Allreduce(x, out),
                     "ours": lambda x=x, out=out: mpiquant.Allreduce(x, out, comm=comm),
@@ -128,22 +120,6 @@ def small() -> None:
                 repeat=41,
             )
         point(nbytes=x.nbytes, **times)
-
-
-def _alternate(
-    functions: dict[str, Callable[[], Any]], calls: int, repeat: int
-) -> dict[str, float]:
-    """Median microseconds of a call, of functions in turn; the slowest rank counts."""
-    taken: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(repeat):
-        for name, function in functions.items():
-            comm.Barrier()
-            begin = time.perf_counter()
-            for _ in range(calls):
-                function()
-            mine = (time.perf_counter() - begin) / calls * 1e6
-            taken[name].append(comm.allreduce(mine, MPI.MAX))
-    return {name: float(np.median(values[1:])) for name, values in taken.items()}
 
 
 def headers() -> None:
@@ -155,7 +131,7 @@ def headers() -> None:
         with mpiquant.options(check=check):
             mpiquant.Allreduce(x, out, comm=comm, codec="q4", algorithm="ring")
 
-    times = _alternate(
+    times = alternate(
         {"with": lambda: call("first"), "without": lambda: call("never")}, calls=3, repeat=31
     )
     point(nbytes=x.nbytes, **times)

@@ -1,14 +1,21 @@
-"""The emulated cluster as a command: python bench/lab up | down | rate | status | run | exec."""
+"""The emulated cluster as a command: python bench/lab COMMAND."""
 
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
+import signal
 import sys
+import threading
+from contextlib import nullcontext
 from pathlib import Path
+from types import FrameType
 
 import cluster
 import launch
+import replay
+from system import LabError
 
 
 def main(argv: list[str]) -> int:
@@ -17,11 +24,18 @@ def main(argv: list[str]) -> int:
     if argv[:1] == ["exec"] and len(argv) > 2:
         cluster.enter(argv[1], argv[3:] if argv[2] == "--" else argv[2:])
     arguments = _parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, _interrupt)  # clean up as after Ctrl-C
     try:
         return int(arguments.work(arguments) or 0)
-    except cluster.LabError as error:
+    except LabError as error:
         print(f"lab: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _agent(argv: list[str]) -> int:
@@ -38,8 +52,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     up = commands.add_parser("up", help="make hosts mq0, mq1, ...")
     up.add_argument("hosts", type=int)
-    up.add_argument("--rate", default="1gbit")
-    up.set_defaults(work=lambda a: cluster.up(a.hosts, a.rate))
+    _add_wire(up)
+    up.set_defaults(work=lambda a: cluster.up(a.hosts, a.rate, a.latency))
     down = commands.add_parser("down", help="remove all hosts and end what runs on them")
     down.set_defaults(work=lambda a: cluster.down())
     rate = commands.add_parser("rate", help="change the rate, also while a job runs")
@@ -47,19 +61,40 @@ def _parser() -> argparse.ArgumentParser:
     rate.add_argument("--host", type=int, action="append", help="default: all")
     rate.add_argument("--direction", choices=("both", "egress", "ingress"), default="both")
     rate.set_defaults(work=_rate)
+    trace = commands.add_parser("trace", help="change the rates as a file says, until its end")
+    trace.add_argument("file", type=Path, help="lines SECONDS RATE [HOST]")
+    trace.set_defaults(work=lambda a: replay.replay(replay.read(a.file), threading.Event()))
     status = commands.add_parser("status", help="limits and byte counters")
     status.set_defaults(work=lambda a: print(*cluster.status(), sep="\n"))
-    run = commands.add_parser("run", help="make hosts, run a Python program on them, remove them")
-    run.add_argument("-n", "--hosts", type=int, required=True)
-    run.add_argument("--ppn", type=int, default=1, help="processes on each host")
-    run.add_argument("--mpi", choices=launch.MPIS, default="mpich")
-    run.add_argument("--binaries", type=Path, help="default: .venv/<mpi>/bin")
-    run.add_argument("--rate", default="1gbit")
-    run.add_argument("--limit", type=float, default=120, help="seconds")
-    run.add_argument("command", nargs=argparse.REMAINDER, help="-- program and arguments")
-    run.set_defaults(work=_run)
+    _add_run(commands.add_parser("run", help="make hosts, run a command on them, remove them"))
     commands.add_parser("exec", help="HOST -- command: run a command on a host that is up")
     return parser
+
+
+def _add_wire(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rate", default="1gbit", help="of each host (default 1gbit)")
+    latency = "one-way, such as 250us (default: that of the kernel)"
+    parser.add_argument("--latency", type=_seconds, default=0.0, help=latency)
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", "--hosts", type=int, required=True)
+    parser.add_argument("--ppn", type=int, default=1, help="processes on each host")
+    parser.add_argument("--mpi", choices=launch.MPIS, default="mpich")
+    parser.add_argument("--default", action="store_true", help="leave the MPI as it comes")
+    parser.add_argument("--binaries", type=Path, help="default: .venv/<mpi>/bin")
+    _add_wire(parser)
+    parser.add_argument("--trace", type=Path, help="replay this trace meanwhile")
+    parser.add_argument("--limit", type=float, default=120, help="seconds")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- command and its arguments")
+    parser.set_defaults(work=_run)
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"([\d.]+)(us|ms|s)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time, expected such as 250us or 1ms")
+    return float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]]
 
 
 def _rate(arguments: argparse.Namespace) -> None:
@@ -70,27 +105,28 @@ def _rate(arguments: argparse.Namespace) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    root = Path(__file__).resolve().parents[2]
-    binaries = arguments.binaries or root / ".venv" / arguments.mpi / "bin"
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
-    python = [str(binaries / "python"), "-m", "mpi4py"]
     job = launch.Job(
-        arguments.mpi,
-        binaries,
-        arguments.hosts,
-        [*python, *command],
-        arguments.ppn,
-        arguments.limit,
+        mpi=arguments.mpi,
+        hosts=arguments.hosts,
+        command=command,
+        ppn=arguments.ppn,
+        binaries=arguments.binaries,
+        limit_s=arguments.limit,
+        default=arguments.default,
     )
-    cluster.up(arguments.hosts, arguments.rate)
+    changes = replay.read(arguments.trace) if arguments.trace else None
     try:
-        done = launch.run(job)
+        cluster.up(arguments.hosts, arguments.rate, arguments.latency)
+        with replay.replaying(changes) if changes else nullcontext():
+            done = launch.run(job)
     finally:
         cluster.down()
-    print(done.stdout, end="")
-    print(done.stderr, end="", file=sys.stderr)
-    print(f"lab: {shlex.join(command)}: exit code {done.returncode}", file=sys.stderr)
-    return done.returncode
+    print(done.out, end="")
+    print(done.err, end="", file=sys.stderr)
+    summary = f"exit code {done.code}, {done.summary()}"
+    print(f"lab: {shlex.join(command)}: {summary}", file=sys.stderr)
+    return done.code
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 Each host has its own network, hostname, shared memory and IPC namespace, so that no MPI finds a
 way around the wire; `tc htb` limits what it may send and receive.  Needs Linux, root and iproute2.
-The bridge has a namespace of its own and no way out: nothing leaves the machine.
+The bridge has a namespace of its own and no way out: nothing leaves the machine.  Where a latency
+is asked for, a program of ours takes the place of the bridge (see `delay`).
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
+
+import delay
+from system import LabError, check_capabilities, sh
 
 PREFIX, SWITCH = "mq", "mqsw"
 SUBNET = "198.18.77"
@@ -24,27 +26,8 @@ SUBNET = "198.18.77"
 BUFFER_S = 0.02
 """Queue of a port, in seconds at its rate."""
 
-
-class LabError(RuntimeError):
-    """What the emulation needs is missing or failed."""
-
-
-def sh(*command: str, text: str | None = None, check: bool = True) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, input=text)
-    if check and done.returncode:
-        raise LabError(f"{' '.join(command)}: {done.stderr.strip()}")
-    return done.stdout
-
-
-def check_capabilities() -> None:
-    """LabError that names what is missing."""
-    if sys.platform != "linux" or os.geteuid() != 0:
-        raise LabError("the emulated cluster needs Linux and root")
-    for tool in ("ip", "tc", "unshare"):
-        if shutil.which(tool) is None:
-            raise LabError(f"the emulated cluster needs the command {tool!r}")
-    if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode:
-        raise LabError("this system does not allow new network namespaces")
+PACKET_S = 1.28e-3
+"""Largest packet, in seconds at its rate; 64 KiB if that is less."""
 
 
 def parse_rate(text: str) -> int:
@@ -82,27 +65,47 @@ def _shape(namespace: str, device: str, rate: int, verb: str) -> None:
 
 def set_rate(host: str, rate: int, direction: str = "both", verb: str = "change") -> None:
     """Limit what a host sends ("egress"), receives ("ingress"), or both; also while jobs run."""
+    number = int(host[len(PREFIX) :])
     if direction in ("both", "egress"):
         _shape(host, "eth0", rate, verb)
     if direction in ("both", "ingress"):
-        _shape(SWITCH, f"p{host[len(PREFIX) :]}", rate, verb)
+        if delay.is_up():
+            delay.set_rate(number, rate)
+        else:
+            _shape(SWITCH, f"p{number}", rate, verb)
 
 
-def up(count: int, rate: str = "1gbit") -> None:
-    """Make a cluster; one that is up already is taken down first."""
-    check_capabilities()
-    down()
+def up(count: int, rate: str = "1gbit", latency_s: float = 0.0) -> None:
+    """Make a cluster; one that is up already is taken down first.
+
+    A latency is one-way, between any two hosts, and comes on top of that of the kernel.
+    """
+    check_capabilities(latency=latency_s > 0)
     bits = parse_rate(rate)
+    down()
     try:
         _allow_cubic()
-        sh("ip", "netns", "add", SWITCH)
-        bridge = "link add br0 type bridge\nlink set br0 up\nlink set lo up\n"
-        sh("ip", "-n", SWITCH, "-batch", "-", text=bridge)
+        names = [f"{PREFIX}{i}" for i in range(count)]
+        for host in names:
+            sh("ip", "netns", "add", host)
+        if latency_s:
+            delay.up(names, latency_s)
+        else:
+            _add_bridge(names)
         for i in range(count):
-            _add_host(i, count, bits)
+            _set_up_host(i, count, bits)
     except BaseException:
         down()
         raise
+
+
+def _add_bridge(names: list[str]) -> None:
+    sh("ip", "netns", "add", SWITCH)
+    lines = ["link add br0 type bridge", "link set br0 up", "link set lo up"]
+    for i, host in enumerate(names):
+        lines += [f"link add p{i} type veth peer name eth0 netns {host}"]
+        lines += [f"link set p{i} master br0", f"link set p{i} up"]
+    sh("ip", "-n", SWITCH, "-batch", "-", text="\n".join(lines) + "\n")
 
 
 def _allow_cubic() -> None:
@@ -113,16 +116,13 @@ def _allow_cubic() -> None:
         file.write_text(" ".join([*allowed, "cubic"]))
 
 
-def _add_host(i: int, count: int, rate: int) -> None:
+def _set_up_host(i: int, count: int, rate: int) -> None:
     host = f"{PREFIX}{i}"
     folder = Path("/etc/netns") / host  # mounted over /etc for processes of the namespace
     folder.mkdir(parents=True, exist_ok=True)
     names = "".join(f"{SUBNET}.{j + 1} {PREFIX}{j}\n" for j in range(count))
     (folder / "hosts").write_text("127.0.0.1 localhost\n" + names)
     (folder / "resolv.conf").write_text("")  # no name server, no waiting for one
-    sh("ip", "netns", "add", host)
-    sh(*f"ip -n {SWITCH} link add p{i} type veth peer name eth0 netns {host}".split())
-    sh("ip", "-n", SWITCH, "-batch", "-", text=f"link set p{i} master br0\nlink set p{i} up\n")
     neighbours = "".join(
         f"neigh replace {SUBNET}.{j + 1} lladdr {_mac(j)} dev eth0 nud permanent\n"
         for j in range(count)
@@ -135,8 +135,9 @@ def _add_host(i: int, count: int, rate: int) -> None:
     )
     settings = ("net.ipv4.tcp_congestion_control=cubic", "net.ipv6.conf.all.disable_ipv6=1")
     sh("ip", "netns", "exec", host, "sysctl", "-qw", *settings)
-    # Two packets must fit into the burst of a slow port; sockets read this when they connect.
-    largest = 65536 if rate >= 10**9 else min(65536, max(4000, (_burst(rate) - 1000) // 2))
+    # The larger the packets, the less of the cores the emulation takes from the ranks; but one must
+    # not fill the wire for long.  Sockets read this when they connect.
+    largest = min(65536, max(4000, int(rate / 8 * PACKET_S)))
     sh("ip", "-n", host, "link", "set", "eth0", "gso_max_size", str(largest))
     set_rate(host, rate, verb="add")
 
@@ -147,6 +148,7 @@ def _mac(i: int) -> str:
 
 def down() -> None:
     """End what runs on the hosts, and remove them."""
+    delay.down()
     for host in hosts():
         for pid in sh("ip", "netns", "pids", host, check=False).split():
             with suppress(ProcessLookupError):
@@ -169,14 +171,17 @@ def status() -> list[str]:
     """A line for each host: its limits and counters."""
     lines = []
     for host, sent in sent_bytes().items():
-        port = f"p{host[len(PREFIX) :]}"
-        limits = [
-            re.search(r"rate (\S+)", sh("tc", "-n", namespace, "class", "show", "dev", device))
-            for namespace, device in ((host, "eth0"), (SWITCH, port))
-        ]
-        shown = [limit[1] if limit else "none" for limit in limits]
-        lines.append(f"{host}: egress {shown[0]}, ingress {shown[1]}, sent {sent} bytes")
+        limits = {"egress": _limit(host, "eth0")}
+        if not delay.is_up():
+            limits["ingress"] = _limit(SWITCH, f"p{host[len(PREFIX) :]}")
+        shown = ", ".join(f"{direction} {rate}" for direction, rate in limits.items())
+        lines.append(f"{host}: {shown}, sent {sent} bytes")
     return lines
+
+
+def _limit(namespace: str, device: str) -> str:
+    found = re.search(r"rate (\S+)", sh("tc", "-n", namespace, "class", "show", "dev", device))
+    return found[1] if found else "none"
 
 
 def enter(host: str, command: list[str]) -> None:

@@ -92,6 +92,25 @@ def times(
     return taken[warmup:]
 
 
+PHASES = ("encode", "decode", "wire", "python", "idle", "total")
+
+
+def phases(comm: MPI.Intracomm, start: Start) -> tuple[float, ...]:
+    """Seconds of one call by what this rank spends them on.
+
+    Kernels; MPI, on the core, with the polling for messages; Python; and time off the core, which
+    a waiting rank leaves to others.  Each has a clock of its own: they need not add up to the last
+    figure, the time of the whole call.
+    """
+    comm.Barrier()
+    begin = time.perf_counter()
+    result = start()()
+    total = time.perf_counter() - begin
+    stats = result[1] if isinstance(result, tuple) else result
+    wire = stats.mpi_s + stats.native_s + stats.wait_s - stats.idle_s
+    return stats.encode_s, stats.decode_s, wire, stats.python_s, stats.idle_s, total
+
+
 def overlap_times(comm: MPI.Intracomm, start: Start, iters: int, warmup: int) -> Array:
     """Seconds of communication alone, of computation as long as that, and of both together."""
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mpiquant.cli import job
-from mpiquant.cli.bench_print import FORMATS, NATIVE, Variant, printer_of
+from mpiquant.cli.bench_print import FORMATS, NATIVE, RING, Variant, printer_of
 from mpiquant.codecs import Codec, UniformCodec, by_name
 from mpiquant.collectives import canonical
 from mpiquant.config import PROGRESSES
@@ -77,6 +77,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     bandwidth = "of a rank, such as 1gbit: compare times with what it allows"
     add("--bandwidth", type=parse_bandwidth, metavar="RATE", help=bandwidth)
+    add("--phases", action="store_true", help="also where the time goes (in the JSON)")
     add("--format", choices=tuple(FORMATS), default="table", help="default table")
     add("--json", type=Path, metavar="FILE", help="write all figures")
 
@@ -149,7 +150,9 @@ def check(arguments: argparse.Namespace) -> list[Variant]:
     except ValueError as error:
         raise job.UsageError(str(error)) from None
     pairs = product(codecs.items(), algorithms)
-    return [NATIVE, *(Variant(name, codec, algorithm) for (name, codec), algorithm in pairs)]
+    asked_for = [Variant(name, codec, algorithm) for (name, codec), algorithm in pairs]
+    baselines = [NATIVE, RING] if arguments.op in ("sum", "mean", "none") else [NATIVE]
+    return list(dict.fromkeys([*baselines, *asked_for]))
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -74,10 +74,11 @@ class Bench:
             self._make_arrays(count)
         with mpiquant.options(**_options(self.arguments, variant)):
             seconds = self._seconds(variant)
+            phases = self._phases(variant) if self.arguments.phases else None
             self.out.fill(0)
             traffic = self._checked_call(variant)
         wrong, error = self._verdict(traffic)
-        return self._row(variant, traffic, seconds, wrong, error)
+        return self._row(variant, traffic, seconds, wrong, error, phases)
 
     def _make_arrays(self, count: int) -> None:
         a, ranks = self.arguments, self.comm.size
@@ -100,6 +101,15 @@ class Bench:
         if a.nonblocking:
             return bench_calls.overlap_times(self.comm, start, a.iters, a.warmup_iters)
         return bench_calls.times(self.comm, [lambda: start()()], a.iters, a.warmup_iters)
+
+    def _phases(self, variant: Variant) -> dict[str, float] | None:
+        """Microseconds of a call by what they are spent on, mean over ranks and iterations."""
+        if variant == NATIVE or self.arguments.nonblocking:
+            return None
+        start = bench_calls.ours(self.arguments, self.x, self.out, stats=True)
+        taken = [bench_calls.phases(self.comm, start) for _ in range(self.arguments.iters)]
+        mean = np.mean(self.comm.allgather(np.mean(taken, axis=0)), axis=0)
+        return dict(zip(bench_calls.PHASES, map(_us, mean), strict=True))
 
     def _checked_call(self, variant: Variant) -> Traffic:
         """Make the call whose result is checked; what it sent."""
@@ -130,6 +140,7 @@ class Bench:
         seconds: Array,
         wrong: int | None,
         error: float | None,
+        phases: dict[str, float] | None,
     ) -> Row:
         a, size = self.arguments, self.count * self.x.itemsize
         typical = float(np.median(seconds[:, 0]))
@@ -151,6 +162,7 @@ class Bench:
             err=error,
             wrong=wrong,
             limit_ratio=typical / limit if limit else None,
+            phases=phases,
         )
         return _with_overlap(row, seconds) if a.nonblocking else row
 

@@ -6,9 +6,11 @@ import argparse
 import os
 import sys
 import traceback
+from pathlib import Path
+from typing import Any
 
 from mpiquant import __version__
-from mpiquant.cli import bench_collectives, bench_kernels, info, job
+from mpiquant.cli import bench_collectives, bench_compare, bench_kernels, info, job, report
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -42,11 +44,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"mpiquant {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     info.add_parser(commands)
+    report.add_parser(commands)
     bench = commands.add_parser("bench", help="measure on this machine")
-    benches = bench.add_subparsers(required=True, metavar="WHAT")
+    files: dict[str, Any] = {"nargs": 2, "type": Path, "metavar": ("A", "B")}
+    bench.add_argument("--compare", help="two files of --json, side by side", **files)
+    bench.set_defaults(run=lambda arguments: _compare(bench, arguments))
+    benches = bench.add_subparsers(metavar="WHAT")
     bench_kernels.add_parser(benches)
     bench_collectives.add_parsers(benches)
     return parser
+
+
+def _compare(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    """`bench` without a sub-command."""
+    if arguments.compare is None:
+        parser.error("name what to measure, or --compare two results")
+    return bench_compare.compare(*arguments.compare)
 
 
 if __name__ == "__main__":

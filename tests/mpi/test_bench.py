@@ -105,6 +105,23 @@ def test_figures(comm, bench, kind):
                 assert row["limit_ratio"] == pytest.approx(row["time_us"] / 8e-3 / sent, rel=0.01)
 
 
+def test_phases(comm, bench):
+    words = ["-b", "1M", "-e", "1M", "--codec", "q8", "--algo", "ring", "-n", "5", "-w", "1"]
+    code, rows = rows_of(bench, "allreduce", *words, "--phases")
+    with together(comm):
+        assert code == 0
+        native, exact, q8 = rows
+        assert "phases" not in native
+        names = ["encode", "decode", "wire", "python", "idle", "total"]
+        assert list(exact["phases"]) == list(q8["phases"]) == names
+        if comm.size > 1:
+            total = q8["phases"].pop("total")
+            assert q8["phases"]["encode"] > 0 < q8["phases"]["decode"]
+            assert exact["phases"]["decode"] < exact["phases"]["total"]
+            assert all(us >= 0 for us in q8["phases"].values())
+            assert 0.3 * total < sum(q8["phases"].values()) < 1.3 * total
+
+
 @pytest.mark.parametrize("dtype", ["double", "half", "int32", "uint8"])
 def test_every_dtype_and_op(comm, bench, dtype):
     for op in ("sum", "prod", "max", "min", "mean"):
@@ -138,7 +155,7 @@ def test_broken_codec_is_found(comm, bench, monkeypatch, codec):
             assert sound == 0
             assert code == (1 if comm.size > 1 else 0)
             for row in rows:
-                assert (row["wrong"] > 0) == (row["codec"] != "native" and comm.size > 1)
+                assert (row["wrong"] > 0) == (row["codec"] == codec and comm.size > 1)
             assert unchecked == 0
             assert all(row["err"] is row["wrong"] is None for row in without)
 
@@ -153,7 +170,7 @@ def test_different_bits_are_found(comm, bench, monkeypatch):
     code, rows = rows_of(bench, "allreduce", "-b", "4K", "-e", "4K", "--codec", "q8", *QUICK)
     with together(comm):
         assert code == (1 if comm.size > 1 else 0)
-        assert [row["wrong"] for row in rows] == [0, 1024 if comm.size > 1 else 0]
+        assert [row["wrong"] for row in rows] == [0, 0, 1024 if comm.size > 1 else 0]
 
 
 def test_nonfinite_results_are_reported(comm, bench, monkeypatch):
@@ -166,8 +183,8 @@ def test_nonfinite_results_are_reported(comm, bench, monkeypatch):
     with together(comm):
         if comm.size > 1:
             assert code == 1
-            assert rows[1]["err"] is None
-            assert rows[1]["wrong"] == 1024
+            assert rows[2]["err"] is None
+            assert rows[2]["wrong"] == 1024
 
 
 def test_codecs_of_others_are_measured(comm, bench, monkeypatch):
@@ -190,7 +207,7 @@ def test_codecs_of_others_are_measured(comm, bench, monkeypatch):
     code, rows = rows_of(bench, "allreduce", *words)
     with together(comm):
         assert code == 0
-        assert comm.size == 1 or 1e-12 < rows[1]["err"] < 1e-6
+        assert comm.size == 1 or 1e-12 < rows[2]["err"] < 1e-6
 
 
 def test_csv(comm, bench):
@@ -201,7 +218,7 @@ def test_csv(comm, bench):
         assert f"# {comm.size} ranks on " in text
         rows = list(csv.DictReader(lines))
         assert list(rows[0]) == KEYS
-        assert [row["codec"] for row in rows] == ["native", "q8"] * 4
+        assert [row["codec"] for row in rows] == ["native", "exact", "q8"] * 4
         assert {row["wrong"] for row in rows} == {"0"}
         assert {row["limit_ratio"] for row in rows} == {""}
 
@@ -214,6 +231,7 @@ def test_osu(comm, bench):
         blocks = text.split("\n\n")[1:]
         assert [block.splitlines()[0] for block in blocks] == [
             "# codec native, algorithm native",
+            "# codec exact, algorithm ring",
             "# codec q8, algorithm ring",
             "# codec q8, algorithm halving_doubling",
         ]
@@ -238,7 +256,7 @@ def test_nonblocking(comm, bench, progress):
     with together(comm):
         assert code == 0
         titles = "# Size Overall(us) Compute(us) Pure Comm.(us) Overlap(%)"
-        assert sum(" ".join(line.split()) == titles for line in text.splitlines()) == 3
+        assert sum(" ".join(line.split()) == titles for line in text.splitlines()) == 4
 
 
 @pytest.mark.parametrize("hidden", [True, False])

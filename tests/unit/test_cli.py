@@ -239,3 +239,57 @@ def test_alone_an_exception_is_raised(monkeypatch, capsys):
     error = RuntimeError("lost")
     with pytest.raises(RuntimeError, match="lost"):
         cli.main(["info"])
+
+
+# ---- reports ----
+
+
+def results(tmp_path, name, factor=1.0):
+    """A file as `mpiquant bench --json` writes it."""
+    rows = []
+    for size in (1024, 65536):
+        for codec, algo, us in (("native", "native", 100.0), ("q8", "ring", 30.0 * factor)):
+            row = {"size": size, "count": size // 4, "dtype": "float32", "op": "sum"}
+            row |= {"codec": codec, "algo": algo, "time_us": us, "limit_ratio": us / 28}
+            row["phases"] = dict.fromkeys(("encode", "decode", "wire", "python", "idle"), 5.0)
+            rows.append(row)
+    env = {"mpi": "MPICH", "hosts": ["a", "b"]}
+    report = {"version": "1", "args": {"kind": "allreduce"}, "env": env, "ranks": 2}
+    file = tmp_path / f"{name}.json"
+    file.write_text(json.dumps({**report, "results": rows}))
+    return str(file)
+
+
+def test_compare(tmp_path, capsys):
+    a, b = results(tmp_path, "a"), results(tmp_path, "b", factor=4.0)
+    assert cli.main(["bench", "--compare", a, b]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "# geometric mean of b / a: 2.000 (4 cases)"
+    cells = [line.split() for line in lines if " ring " in line]
+    assert [(row[0], row[3], row[-1]) for row in cells] == [
+        ("1024", "q8", "4.000"),
+        ("65536", "q8", "4.000"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"results": [{"kernel": "encode"}]}'])
+@pytest.mark.parametrize("command", [("bench", "--compare"), ("report",)])
+def test_files_that_are_no_reports_are_refused(tmp_path, capsys, command, text):
+    bad = tmp_path / "bad.json"
+    bad.write_text(text)
+    assert cli.main([*command, results(tmp_path, "good"), str(bad)]) == 2
+    assert "bad.json is no report" in capsys.readouterr().err
+
+
+def test_report_is_one_page_with_plots(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    page = tmp_path / "page.html"
+    assert cli.main(["report", results(tmp_path, "a"), "-o", str(page)]) == 0
+    text = page.read_text()
+    written = set(map(Path, capsys.readouterr().out.split()))
+    names = ("time", "speedup", "limit", "phases")
+    assert written == {page, *(tmp_path / f"page-{name}.png" for name in names)}
+    assert text.count("data:image/png;base64,") == 4
+    assert all(file.stat().st_size > 1000 for file in written)
+    assert "<td>q8</td>" in text
+    assert "http" not in text  # nothing to be fetched

@@ -18,7 +18,7 @@ LAYERS = (
     ("_call",),
     ("_comm", "execute", "_buffers"),
     ("program", "_agreement", "_control"),
-    ("plan", "feedback", "stats", "trace"),
+    ("plan", "feedback", "stats", "pool"),
     ("config",),
     ("collectives",),
     ("codecs",),
@@ -34,6 +34,7 @@ WITHOUT_MPI = (
     "config",
     "feedback",
     "stats",
+    "pool",
     "trace",
 )
 

@@ -254,6 +254,31 @@ def test_wire_bytes_of_one_mebi_values():
             assert program.raw_nbytes / (program.wire_nbytes + 64) >= least
 
 
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 16])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_messages_and_bytes_of_the_algorithm_cards(algorithm, size):
+    """Each rank sends as many messages and bytes as docs/algorithms says."""
+    codec, chunk, segment = by_name("q8"), 4096, 1024
+    power = 1 << (size.bit_length() - 1)
+    core = power if algorithm == "halving_doubling" else size
+    count = core * chunk
+    w = codec.nbytes(count, np.dtype("f4")) / count  # bytes of a value, scales included
+    whole, per_chunk = count * w, chunk // segment
+    for rank in range(size):
+        args = (algorithm, rank, size, count, codec, np.dtype("f4"), segment)
+        program = compile_program("allreduce", *args)
+        messages = len(program.first_sends) + sum(len(m.then) for m in program.recvs)
+        paired, folded = rank < 2 * (size - core), rank < 2 * (size - core) and rank % 2
+        sent = 2 * (core - 1) / core * whole
+        expected = 2 * (core - 1) * per_chunk
+        if folded:
+            sent, expected = whole, core * per_chunk
+        elif paired:
+            sent, expected = sent + whole, expected + core * per_chunk
+        assert program.wire_nbytes == sent
+        assert messages == expected
+
+
 def test_tiny_messages_travel_raw():
     """Wire bytes are never above the raw ones."""
     for count in range(1, 40):

@@ -1,0 +1,32 @@
+"""What the scripts on ranks share: points as JSON lines, and times of functions in turn."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+
+
+def point(**values: Any) -> None:
+    if comm.rank == 0:
+        print(json.dumps(values), flush=True)
+
+
+def alternate(functions: dict[str, Callable[[], Any]], calls: int, repeat: int) -> dict[str, float]:
+    """Median microseconds of a call, of functions in turn; the slowest rank counts."""
+    taken: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(repeat):
+        for name, function in functions.items():
+            comm.Barrier()
+            begin = time.perf_counter()
+            for _ in range(calls):
+                function()
+            mine = (time.perf_counter() - begin) / calls * 1e6
+            taken[name].append(comm.allreduce(mine, MPI.MAX))
+    return {name: float(np.median(values[1:])) for name, values in taken.items()}
