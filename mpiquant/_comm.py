@@ -61,6 +61,7 @@ class Channel:
         self.native = native
         self.rank = comm.rank
         self.size = comm.size
+        self.vendor = MPI.get_vendor()[0]
         self.forks = forks[0]
         self.seq = 0  # number of the next call
         self.queue: deque[CallLike] = deque()  # not yet opened

@@ -159,7 +159,7 @@ def _carry_out(terms: Terms, call: Call, job: Job) -> Steps[bool]:
         job, call, terms.options, terms.stats, blocking=terms.blocking
     )
     if terms.measure:
-        exact = yield from calls.exact_result(job, original, call, terms.options.segment)
+        exact = yield from calls.exact_result(job, original, call, terms.options)
         _note_comparison(terms, job, exact)
     return nonfinite
 
@@ -230,7 +230,7 @@ def launch_buffers(terms: Terms, sendbuf: BufSpec, recvbuf: BufSpec) -> None:
             op=calls.op_name(terms.op),
             codec=codecs.EXACT.spec,
             algorithm="native",
-            segment=terms.options.segment,
+            segment=0,
             feedback=False,
             measured=False,
             blocking=False,

@@ -21,7 +21,7 @@ from mpiquant.codecs._block import mix_key
 from mpiquant.collectives import canonical, own_part
 from mpiquant.config import Options
 from mpiquant.execute import Execution
-from mpiquant.plan import Choice, choose
+from mpiquant.plan import Choice, choose, segment_length
 from mpiquant.program import Kind, Program, compile_program
 from mpiquant.stats import Stats
 from mpiquant.typing import Array
@@ -109,9 +109,12 @@ def decide(job: Job, options: Options, size: int) -> Choice:
     )
 
 
-def plan_for(job: Job, choice: Choice, options: Options, codec: Codec, *, blocking: bool) -> Plan:
+def plan_for(
+    job: Job, choice: Choice, options: Options, codec: Codec, *, vendor: str, blocking: bool
+) -> Plan:
     """What the ranks agree on for a job."""
     native = choice.algorithm == "native"
+    segment = segment_length(options.segment, choice.algorithm, codec, job.x.dtype, vendor)
     return plan_of(
         kind=job.kind,
         count=job.out.size,
@@ -119,7 +122,7 @@ def plan_for(job: Job, choice: Choice, options: Options, codec: Codec, *, blocki
         op="mean" if job.mean else op_name(job.op),
         codec=codec.spec,
         algorithm=choice.algorithm,
-        segment=options.segment,
+        segment=segment,
         feedback=job.rest is not None,
         measured=job.measured,
         blocking=native and blocking and job.out.nbytes >= BLOCKING_NBYTES,
@@ -141,7 +144,8 @@ def collective(
     choice = decide(job, options, channel.size)
     codec = job.codec if choice.compress else EXACT
     stats.chose(choice.algorithm, codec.spec, choice.reason)
-    yield from call.open(plan_for(job, choice, options, codec, blocking=blocking))
+    plan = plan_for(job, choice, options, codec, vendor=channel.vendor, blocking=blocking)
+    yield from call.open(plan)
     if choice.algorithm == "native":
         return (yield from _run_native(job, call, stats))
     program = compile_program(
@@ -152,7 +156,7 @@ def collective(
         job.out.size,
         codec,
         job.x.dtype,
-        options.segment,
+        plan.segment,
     )
     nonfinite = yield from _run_schedule(job, call, program, stats)
     if job.kind == "reduce_scatter" and job.rest is not None:
@@ -255,7 +259,7 @@ def _gather_native(call: Call, x: Array, out: Array) -> Steps[None]:
             yield from call.until_native(request, rows)
 
 
-def exact_result(job: Job, x: Array, call: Call, segment: int) -> Steps[Array]:
+def exact_result(job: Job, x: Array, call: Call, options: Options) -> Steps[Array]:
     """The exact result of a job for the same input, in float64, with messages of its call."""
     channel = call.channel
     dtype = job.x.dtype
@@ -270,6 +274,7 @@ def exact_result(job: Job, x: Array, call: Call, segment: int) -> Steps[Array]:
         source = out
     elif channel.size == 1:
         return source
+    segment = segment_length(options.segment, "ring", EXACT, wide, channel.vendor)
     args = (channel.rank, channel.size, out.size, EXACT, wide, segment)
     program = compile_program(kind, "ring", *args)
     execution = Execution(program, call, source, out, None, 0, Stats())

@@ -30,9 +30,8 @@ class Options:
         A codec that comes from the context or the environment, not from the call itself, leaves
         arrays (fused buckets, for lists and dicts) of fewer elements exact: they gain nothing, and
         among them are losses, counters and metrics.
-    segment : int
-        Elements of a pipelined segment.  The default is an odd multiple of 512, so that the bit
-        planes of a segment do not fall on the same cache sets.
+    segment : int or None
+        Elements of a pipelined segment; None: chosen by algorithm, codec and MPI.
     bucket_bytes : int
         Largest message that several arrays of a list or dict are fused into.
     timeout : float or None
@@ -50,7 +49,7 @@ class Options:
     codec: CodecLike = None
     algorithm: str = "auto"
     min_size: int = 1024
-    segment: int = 511 * 512
+    segment: int | None = None
     bucket_bytes: int = 32 << 20
     timeout: float | None = None
     stall_seconds: float | None = 30.0
@@ -61,7 +60,7 @@ class Options:
         canonical(self.algorithm)
         for name, lowest in (("min_size", 0), ("segment", 1), ("bucket_bytes", 1)):
             value = getattr(self, name)
-            if value < lowest:
+            if value is not None and value < lowest:
                 raise ValueError(f"{name} is {value}, expected {lowest} or more")
         for name in ("timeout", "stall_seconds"):
             value = getattr(self, name)

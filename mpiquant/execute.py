@@ -111,12 +111,17 @@ class Execution:
     def advance(self) -> bool:
         """Do all that can be done now; True at the end of the call."""
         recvs = self.program.recvs
-        begin = time.perf_counter()
+        first, begin = self.handled, time.perf_counter()
         while self.handled < len(recvs):
             request, buffer = self.receiving[0]
-            if not request.Test():
+            arrived = request.Test()
+            if not arrived and self.handled == first:
+                return False  # all of it was waiting
+            tested = time.perf_counter()
+            self.mpi_s += tested - begin
+            if not arrived:
+                self.busy_s += tested - begin
                 return False
-            self.mpi_s += time.perf_counter() - begin
             self.receiving.popleft()
             self._handle(recvs[self.handled], buffer)
             self.handled += 1
@@ -267,6 +272,7 @@ class Execution:
         self.stats.wire_bytes += wire.nbytes
 
     def _end_sends(self) -> None:
+        begin = time.perf_counter()
         while self.sending and self.sending[0].request.Test():
             sent = self.sending.popleft()
             self.moved = True
@@ -276,6 +282,7 @@ class Execution:
                 name, nbytes = f"to rank {sent.peer}", sent.wire.nbytes
                 end = time.perf_counter()
                 trace.active.overlapping("wire", name, sent.begin, end, nbytes=nbytes)
+        self.mpi_s += time.perf_counter() - begin
 
     # ---- buffers ----
 

@@ -74,24 +74,25 @@ class Engine:
         Gives up after `timeout` seconds and reports after `stall_s`.
         """
         with self._taking_over():
-            begin = time.monotonic()
+            now = begin = time.perf_counter()
             next_poll = begin + POLL_S
             watch = Watch(timeout, stall_s)
             while True:
                 moved = self.advance()
                 call.do()
                 if moved or call.done:
-                    waited.end()
+                    waited.end(now)
                     if call.done:
                         return
+                    now = time.perf_counter()
                     continue
-                waited.begin()
-                os.sched_yield()
-                now = time.monotonic()
+                waited.begin(now)
+                now = waited.leave_core()
                 if now >= next_poll:
                     self.poll()
                     with self.lock:
                         watch.look(call, now - begin)
+                    now = time.perf_counter()
                     next_poll = now + POLL_S
 
     @contextmanager
@@ -174,29 +175,29 @@ class Engine:
 
 
 class Waited:
-    """Time in which one call's waits found nothing to do."""
+    """Seconds in which waits found nothing to do, and those of them that went to others."""
 
     def __init__(self) -> None:
-        self.wall_s = self.core_s = 0.0
-        self._since: tuple[float, float] | None = None
+        self.wall_s = self.idle_s = 0.0
+        self._since: float | None = None
 
-    @property
-    def idle_s(self) -> float:
-        """The part of it during which the thread was off the core."""
-        return max(0.0, self.wall_s - self.core_s)
-
-    def begin(self) -> None:
+    def begin(self, now: float) -> None:
         if self._since is None:
-            self._since = time.perf_counter(), time.thread_time()
+            self._since = now
 
-    def end(self) -> None:
-        if self._since is None:
-            return
-        (wall, core), self._since = self._since, None
-        now = time.perf_counter()
-        self.wall_s += now - wall
-        self.core_s += time.thread_time() - core
-        trace.active.span("wait", "wait", wall, now)
+    def leave_core(self) -> float:
+        """Let others use the core, if there are any; returns the time."""
+        begin = time.perf_counter()
+        os.sched_yield()
+        end = time.perf_counter()
+        self.idle_s += end - begin
+        return end
+
+    def end(self, now: float) -> None:
+        if self._since is not None:
+            since, self._since = self._since, None
+            self.wall_s += now - since
+            trace.active.span("wait", "wait", since, now)
 
 
 class Naps:

@@ -22,6 +22,7 @@ from mpiquant.cli.bench_verify import Reference, make_data
 from mpiquant.codecs import EXACT, Codec
 from mpiquant.collectives import ALGORITHMS, own_part
 from mpiquant.config import current
+from mpiquant.plan import segment_length
 from mpiquant.program import compile_program
 from mpiquant.stats import Stats
 from mpiquant.typing import Array
@@ -196,7 +197,10 @@ def _traffic(
     sent = received = stats.wire_bytes + stats.header_bytes
     if stats.algorithm in ALGORITHMS:
         place = (comm.rank, comm.size, count)
-        args = (kind, stats.algorithm, *place, codec or EXACT, work, current().segment)
+        used = codec or EXACT
+        vendor = MPI.get_vendor()[0]
+        segment = segment_length(current().segment, stats.algorithm, used, work, vendor)
+        args = (kind, stats.algorithm, *place, used, work, segment)
         received = stats.header_bytes + sum(m.nbytes for m in compile_program(*args).recvs)
     every = np.array(comm.allgather((stats.raw_bytes, sent, max(sent, received))))
     raw, total, _ = every.sum(axis=0)
