@@ -19,17 +19,18 @@ before.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeAlias, TypeVar
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
 from mpiquant import trace
 from mpiquant._agreement import HEADER_NBYTES, Plan, difference, read_header
-from mpiquant._comm import DATA_TAG, HEADER_TAG, PLANS, ROUNDS, Channel, in_flight, lock
+from mpiquant._comm import HEADER_TAG, ROUNDS, Channel, data_tag, in_flight, lock
 from mpiquant._control import Answer, Fault, Question
 from mpiquant.errors import AgreementError, CallTimeoutError, RemoteTypeError
 from mpiquant.typing import Bytes
@@ -102,6 +103,16 @@ class Call:
         kind = self.plan.kind if self.plan else "a call"
         named = f" of {self.name!r}" if self.name else ""
         return f"{kind} number {self.seq}{named} on rank {self.channel.rank}"
+
+    def adopt(self, plan: Plan, receiving: MPI.Request | None, sending: MPI.Request | None) -> None:
+        """Take over a known plan, and messages with the other of two ranks, that began before."""
+        self.plan = plan
+        self._set_tag(self.channel.agreed[plan.hash])
+        if receiving is not None and sending is not None:
+            peer = 1 - self.channel.rank
+            self.recvs.append((peer, receiving))
+            self.sends.append(sending)
+            self.sent[peer, 0] = 1
 
     # ---- life ----
 
@@ -267,11 +278,32 @@ class Call:
             if not native and plan.binds(channel.size):
                 self._left = self._exchange(1)
                 return
-        foreign = yield from self._is_foreign(self._exchange(1))
-        offset = 1
-        while offset < channel.size:
+        yield from self._agree(agreement_offsets(channel.size))
+
+    def reopen(self, plan: Plan, exchanges: list[HeaderExchange]) -> Steps[None]:
+        """Take over an agreement of which all exchanges but the last have ended well."""
+        self.plan = plan
+        rank, size = self.channel.rank, self.channel.size
+        offsets = agreement_offsets(size)
+        for offset, exchange in zip(offsets, exchanges, strict=False):
+            right, left = (rank + offset) % size, (rank - offset) % size
+            self.header_recvs.append((left, exchange.receiving))
+            self.header_sends.append(exchange.sending)
+            self.sent[right, 1] += 1
+        last = exchanges[-1]
+        return self._agree(offsets[len(exchanges) :], (last.receiving, last.buffer, left))
+
+    def _agree(
+        self,
+        offsets: Sequence[int],
+        begun: tuple[MPI.Request, bytearray, int] | None = None,
+    ) -> Steps[None]:
+        """Exchange headers, until it is known whether all ranks have the same plan."""
+        foreign = False
+        if begun is not None:
+            foreign = yield from self._is_foreign(begun)
+        for offset in offsets:
             foreign |= yield from self._is_foreign(self._exchange(offset, foreign))
-            offset *= 2
         if foreign:
             raise _StoppedError
         self._set_tag(self._know_plan())
@@ -283,7 +315,7 @@ class Call:
         return agreed.setdefault(self.plan.hash, len(agreed))
 
     def _set_tag(self, number: int) -> None:
-        self.tag = DATA_TAG + number % PLANS * ROUNDS + self.seq % ROUNDS
+        self.tag = data_tag(number, self.seq)
 
     def finish_agreement(self) -> Steps[None]:
         """Check the left neighbour's header, if that was not done yet."""
@@ -473,6 +505,24 @@ class Call:
                 words = {"in": "is in the call", "before": "has not come to the call"}
                 parts.append(f"rank {rank} {words.get(answer.state, 'has left the call')}")
         return "; ".join(parts)
+
+
+class HeaderExchange(NamedTuple):
+    """A header on its way to the right, and the one that comes from the left."""
+
+    receiving: MPI.Request
+    buffer: bytearray
+    sending: MPI.Request
+
+
+@lru_cache
+def agreement_offsets(size: int) -> tuple[int, ...]:
+    """To which neighbours on the right a rank sends its header, one after the other.
+
+    Each rank checks its left neighbour's plan; a dissemination of what was found follows.  Two
+    ranks have found the same.
+    """
+    return (1,) if size == 2 else (1, *(1 << k for k in range((size - 1).bit_length())))
 
 
 def _end_receive(request: MPI.Request) -> bool:

@@ -39,6 +39,11 @@ Open MPI 5 writes all of it through shared memory, behind the end of the buffer.
 logger = logging.getLogger("mpiquant")
 
 
+def data_tag(plan: int, seq: int) -> int:
+    """Tag of the data of a call, by the numbers of its plan and of itself."""
+    return DATA_TAG + plan % PLANS * ROUNDS + seq % ROUNDS
+
+
 class CallLike(Protocol):
     """What a channel knows of a call (see `mpiquant._call.Call`)."""
 

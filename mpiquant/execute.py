@@ -4,13 +4,13 @@ A state machine that `advance` moves as far as it can without blocking: receives
 messages ahead, handled in order, and each releases the sends that waited for it.  The codec enters
 only here.
 
-A partial message is encoded into a buffer of the pool; final bytes live in one buffer for the
-whole array, in which chunks are received, decoded from and forwarded without a copy.  If nothing is
-compressed, that buffer is the output itself.
+A partial message is encoded into a buffer of the pool; final bytes are received, decoded and sent
+on without a copy (see `finals`).  If nothing is compressed, they are the output itself.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from typing import Literal, NamedTuple, Protocol
@@ -19,6 +19,7 @@ import numpy as np
 
 from mpiquant import trace
 from mpiquant.codecs import EXACT
+from mpiquant.finals import place_finals
 from mpiquant.pool import pool
 from mpiquant.program import Message, Program, Segment
 from mpiquant.stats import Stats
@@ -26,6 +27,11 @@ from mpiquant.typing import Array, Bytes
 
 WINDOW = 4
 """Receives posted ahead."""
+
+CROWD_NBYTES, PATIENCE_S = 4 << 20, 1e-3
+"""With so many bytes on their way out, a rank gives those that shall receive them so much time
+before it makes more of them: what piles up takes memory, and nobody gets it any sooner.  A limit of
+time, since ranks that wait for each other with no end would wait for ever."""
 
 
 class PendingRequest(Protocol):
@@ -46,6 +52,7 @@ class _Sending(NamedTuple):
     request: PendingRequest
     wire: Bytes
     pooled: bool
+    final: tuple[Segment, ...]
     peer: int
     begin: float
 
@@ -86,8 +93,7 @@ class Execution:
         self.stream = stream
         self.stats = stats
         self.nonfinite = False
-        self.final_is_out = program.exact
-        self.final = out.view(np.uint8) if program.exact else pool.take(program.final_nbytes)
+        self.finals = place_finals(program, out)
         # Exact input can be sent from where it is, if nothing overwrites it meanwhile.
         self.zero_copy = rest is None and not np.may_share_memory(x, out)
         self.encode_s = self.decode_s = self.mpi_s = 0.0
@@ -97,6 +103,8 @@ class Execution:
         self.posted = 0
         self.receiving: deque[tuple[PendingRequest, Bytes]] = deque()
         self.sending: deque[_Sending] = deque()
+        self.sending_nbytes = 0
+        self.crowded_since = math.inf
 
     # ---- state machine ----
 
@@ -113,6 +121,8 @@ class Execution:
         recvs = self.program.recvs
         first, begin = self.handled, time.perf_counter()
         while self.handled < len(recvs):
+            if self.sending_nbytes > CROWD_NBYTES and self._is_crowded(begin):
+                return False
             request, buffer = self.receiving[0]
             arrived = request.Test()
             if not arrived and self.handled == first:
@@ -137,10 +147,18 @@ class Execution:
             self._end()
         return True
 
+    def _is_crowded(self, now: float) -> bool:
+        """Whether to let others take what is on its way before more is sent."""
+        self._end_sends()
+        if self.sending_nbytes <= CROWD_NBYTES or now - self.crowded_since > PATIENCE_S:
+            self.crowded_since = math.inf
+            return False
+        self.crowded_since = min(self.crowded_since, now)
+        return True
+
     def _end(self) -> None:
         self.ended = True
-        if not self.final_is_out:
-            pool.give(self.final)
+        self.finals.end()
         stats = self.stats
         stats.encode_s += self.encode_s
         stats.decode_s += self.decode_s
@@ -165,7 +183,7 @@ class Execution:
         while self.posted < min(len(recvs), self.handled + WINDOW):
             message = recvs[self.posted]
             if message.final:
-                buffer = self.final[message.offset : message.offset + message.nbytes]
+                buffer = self.finals.of(message.segments)
             else:
                 buffer = self._take(message.nbytes)
             begin = time.perf_counter()
@@ -196,7 +214,7 @@ class Execution:
             self._isend(wire, message.fused.peer, pooled=True)
         elif message.finalize is not None:
             final = message.finalize
-            self._hop(final, buffer, addend, self._final_bytes(final))
+            self._hop(final, buffer, addend, self.finals.of((final,)))
             return (final,)
         else:
             begin = time.perf_counter()
@@ -217,12 +235,13 @@ class Execution:
         self._spent("encode", "hop", begin)
 
     def _decode_final(self, segment: Segment) -> None:
-        if self.final_is_out:
+        if self.program.exact:
             return
         begin = time.perf_counter()
         out = self.out[segment.start : segment.stop]
-        self.nonfinite |= segment.codec.decode(self._final_bytes(segment), out)
+        self.nonfinite |= segment.codec.decode(self.finals.of((segment,)), out)
         self._spent("decode", "decode", begin)
+        self.finals.used((segment,))
 
     def _spent(self, lane: Literal["encode", "decode"], name: str, begin: float) -> None:
         end = time.perf_counter()
@@ -237,16 +256,15 @@ class Execution:
     def _send(self, message: Message) -> None:
         if message.final:
             for segment in message.encode:
-                self._encode(segment, message.fresh, self._final_bytes(segment))
-            wire = self.final[message.offset : message.offset + message.nbytes]
-            self._isend(wire, message.peer, pooled=False)
+                self._encode(segment, message.fresh, self.finals.of((segment,)))
+            self._isend(self.finals.of(message.segments), message.peer, final=message.segments)
             for segment in message.encode:
                 self._decode_final(segment)
         elif message.encode:
             (segment,) = message.segments
             if segment.codec == EXACT and message.fresh and self.zero_copy:
                 wire = self.source[segment.start : segment.stop].view(np.uint8)
-                self._isend(wire, message.peer, pooled=False)
+                self._isend(wire, message.peer)
                 return
             wire = self._take(segment.nbytes)
             self._encode(segment, message.fresh, wire)
@@ -263,11 +281,14 @@ class Execution:
         )
         self._spent("encode", "encode", begin)
 
-    def _isend(self, wire: Bytes, peer: int, *, pooled: bool) -> None:
+    def _isend(
+        self, wire: Bytes, peer: int, *, pooled: bool = False, final: tuple[Segment, ...] = ()
+    ) -> None:
         begin = time.perf_counter()
         request = self.transport.isend(wire, peer)
         self.mpi_s += time.perf_counter() - begin
-        self.sending.append(_Sending(request, wire, pooled, peer, begin))
+        self.sending_nbytes += wire.nbytes
+        self.sending.append(_Sending(request, wire, pooled, final, peer, begin))
         self.stats.messages += 1
         self.stats.wire_bytes += wire.nbytes
 
@@ -275,9 +296,12 @@ class Execution:
         begin = time.perf_counter()
         while self.sending and self.sending[0].request.Test():
             sent = self.sending.popleft()
+            self.sending_nbytes -= sent.wire.nbytes
             self.moved = True
             if sent.pooled:
                 pool.give(sent.wire)
+            elif sent.final:
+                self.finals.used(sent.final)
             if trace.active.on:
                 name, nbytes = f"to rank {sent.peer}", sent.wire.nbytes
                 end = time.perf_counter()
@@ -288,9 +312,6 @@ class Execution:
 
     def _residual(self, segment: Segment) -> Array | None:
         return None if self.rest is None else self.rest[segment.start : segment.stop]
-
-    def _final_bytes(self, segment: Segment) -> Bytes:
-        return self.final[segment.offset : segment.offset + segment.nbytes]
 
     def _take(self, nbytes: int) -> Bytes:
         """A buffer of the pool, of a finished send if there is one."""

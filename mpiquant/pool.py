@@ -16,8 +16,9 @@ from mpiquant.typing import Bytes
 GRAIN = 4096
 """Sizes are rounded up to multiples of this."""
 
-WASTE = 2
-"""A free buffer serves requests down to this part of its size."""
+WASTE = 8
+"""A free buffer serves requests down to this part of its size, and makes room for one that is up to
+so many times as large."""
 
 KEEP_S = 10.0
 """What was not used for so long is returned to the system, at the next use of another buffer."""
@@ -41,6 +42,8 @@ class Pool:
         place = bisect_left(self._free, (nbytes,))
         if place < len(self._free) and self._free[place][0] <= max(WASTE * nbytes, GRAIN):
             return self._free.pop(place)[-1][:nbytes]
+        if place and self._free[place - 1][0] * WASTE >= nbytes:
+            del self._free[place - 1]
         return np.empty(-(-max(nbytes, 1) // GRAIN) * GRAIN, np.uint8)[:nbytes]
 
     def give(self, buffer: Bytes) -> None:

@@ -15,6 +15,7 @@ one fused hop; the sum is never stored.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -76,6 +77,8 @@ class Program:
     first_sends: tuple[Message, ...]
     recvs: tuple[Message, ...]
     final_nbytes: int
+    final_sends: dict[int, int] | None
+    """How often each final segment is sent, by offset; None if some are sent together."""
     wire_nbytes: int
     """Bytes this rank sends."""
     raw_nbytes: int
@@ -217,6 +220,13 @@ class _Compiler:
         else:
             message.encode = tuple(own)
 
+    def final_sends(self, sent: list[Message]) -> dict[int, int] | None:
+        """How often each final segment is sent, by offset; None if some are sent together."""
+        final = [m for m in (*sent, *self.recvs) if m.final]
+        if any(len(m.segments) > 1 for m in final):
+            return None
+        return dict(Counter(m.offset for m in sent if m.final))
+
     def never_encoded(self, sent: list[Message]) -> tuple[tuple[int, int], ...]:
         """What no encoding of this rank covers."""
         encoded = [s for m in sent for s in m.encode]
@@ -294,6 +304,7 @@ def compile_program(
         first_sends=tuple(first),
         recvs=tuple(compiler.recvs),
         final_nbytes=compiler.final_nbytes,
+        final_sends=compiler.final_sends(sent),
         wire_nbytes=sum(m.nbytes for m in sent),
         raw_nbytes=values * dtype.itemsize,
         bounds=bounds,

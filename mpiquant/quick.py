@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from mpiquant import calls, trace
-from mpiquant._agreement import Plan
-from mpiquant._call import Call, Steps
-from mpiquant._comm import Channel, find_channel, in_flight
+from mpiquant._agreement import HEADER_NBYTES, Plan
+from mpiquant._call import Call, HeaderExchange, Steps, agreement_offsets
+from mpiquant._comm import HEADER_TAG, ROUNDS, Channel, data_tag, find_channel, in_flight
 from mpiquant.buckets import Item, Terms
 from mpiquant.codecs import EXACT
 from mpiquant.config import Options, context, current, defaults
 from mpiquant.typing import Array, CommLike
-
-MOST_NBYTES = 64 << 10
-"""Above this, a native reduction takes so long that the full way costs nothing."""
 
 TESTS, LIMIT_S = 20, 1e-3
 """How often, and then how long, a reduction is tested before it becomes a full call."""
@@ -42,12 +40,14 @@ class Known(NamedTuple):
     options: Options
     channel: Channel
     plan: Plan
+    swap: bool
+    """Whether the two ranks exchange their arrays."""
     mpi_type: MPI.Datatype
     mpi_op: MPI.Op
     mean: bool
 
 
-_NOTHING = (None, -1, *[None] * 9)
+_NOTHING = (None, -1, *[None] * 10)
 _last: list[Any] = [_NOTHING]
 """The kind of the last quick call, to be compared without hashing: a loop often makes but one."""
 
@@ -72,7 +72,7 @@ def reduce(
     options = defaults() if frame is None else frame.options
     size, dtype = x.size, x.dtype
     last = _last[0]
-    l_comm, l_size, l_dtype, l_op, l_name, l_options, channel, plan, mpi_type, mpi_op, mean = last
+    l_comm, l_size, l_dtype, l_op, l_name, l_options, channel, plan, swap, *rest = last
     if (
         comm is not l_comm
         or size != l_size
@@ -84,7 +84,8 @@ def reduce(
         known = _look_up(comm, size, dtype, op, name, options)
         if known is None:
             return None
-        channel, plan, mpi_type, mpi_op, mean = known[6:]
+        channel, plan, swap, *rest = known[6:]
+    mpi_type, mpi_op, mean = rest
     if channel.broken or channel.faults:
         return None
     if out is None:
@@ -100,13 +101,30 @@ def reduce(
     if not channel.lock.acquire(False):
         return None
     try:
+        if plan.blocking:
+            return _block(channel, plan, options.timeout, x, out, mpi_op, mean)
         seq = channel.seq
         channel.seq = seq + 1
-        request = channel.native.Iallreduce([x, size, mpi_type], [out, size, mpi_type], mpi_op)
+        send, receive = [x, size, mpi_type], [out, size, mpi_type]
+        if swap:
+            peer = 1 - channel.rank
+            tag = data_tag(channel.agreed[plan.hash], seq)
+            request = channel.comm.Irecv(receive, peer, tag)
+            sending = channel.comm.Isend(send, peer, tag)
+        else:
+            sending = None
+            request = channel.native.Iallreduce(send, receive, mpi_op)
         for _ in range(TESTS):
             if request.Test():
-                return np.divide(out, channel.size, out=out) if mean else out
-        return _go_on(channel, plan, options.timeout, seq, request, x, out, mean)
+                break
+        else:
+            if not _comes_soon(request):
+                parts = (request, sending, x, out, mpi_op, mean)
+                return _go_on(channel, plan, options.timeout, seq, *parts)
+        if sending is not None:
+            mpi_op.Reduce_local(send, receive)
+            sending.Wait()
+        return np.divide(out, channel.size, out=out) if mean else out
     finally:
         channel.lock.release()
 
@@ -126,28 +144,79 @@ def _look_up(
     return known
 
 
+def _comes_soon(request: MPI.Request) -> bool:
+    """Test a while longer, yielding."""
+    begin = time.monotonic()
+    while time.monotonic() - begin < LIMIT_S:
+        os.sched_yield()
+        if request.Test():
+            return True
+    return False
+
+
 def _go_on(
     channel: Channel,
     plan: Plan,
     timeout: float | None,
     seq: int,
     request: MPI.Request,
+    sending: MPI.Request | None,
     x: Array,
     out: Array,
+    op: MPI.Op,
     mean: bool,
-) -> Array | Call | None:
-    """Test a while longer, yielding; then make it a call."""
-    begin = time.monotonic()
-    while time.monotonic() - begin < LIMIT_S:
-        os.sched_yield()
-        if request.Test():
-            return _finish(channel, out, mean)
+) -> Call:
+    """Make what takes long a call."""
     call = Call(channel, plan.name, timeout, seq)
-    call.plan = plan
 
     def body() -> Steps[Array]:
         call.opened = True
-        yield from call.until_native(request, x, out)
+        if sending is None:
+            yield from call.until_native(request, x, out)
+        else:
+            yield from calls.finish_swap(call, request, x, out, op)
+        return _finish(channel, out, mean)
+
+    call.adopt(plan, request if sending is not None else None, sending)
+    call.launch(body())
+    return call
+
+
+def _block(
+    channel: Channel,
+    plan: Plan,
+    timeout: float | None,
+    x: Array,
+    out: Array,
+    op: MPI.Op,
+    mean: bool,
+) -> Array | Call:
+    """MPI's blocking reduction, once all ranks are there and agree; a call if that takes long."""
+    comm, rank, size, seq = channel.comm, channel.rank, channel.size, channel.seq
+    channel.seq = seq + 1
+    reduce = partial(channel.native.Allreduce, x, out, op)
+    header, tag = plan.header(seq), HEADER_TAG + seq % ROUNDS
+    exchanges: list[HeaderExchange] = []
+    for offset in agreement_offsets(size):
+        buffer = bytearray(HEADER_NBYTES)
+        request = comm.Irecv([buffer, MPI.BYTE], (rank - offset) % size, tag)
+        sending = comm.Isend([header, MPI.BYTE], (rank + offset) % size, tag)
+        exchanges.append(HeaderExchange(request, buffer, sending))
+        for _ in range(TESTS):
+            if request.Test():
+                break
+        if not (request == MPI.REQUEST_NULL or _comes_soon(request)) or buffer != header:
+            break
+    else:
+        for exchange in exchanges:
+            exchange.sending.Wait()  # as short as it is, it was sent when it began
+        reduce()
+        return _finish(channel, out, mean)
+    call = Call(channel, plan.name, timeout, seq)
+
+    def body() -> Steps[Array]:
+        yield from call.reopen(plan, exchanges)
+        yield from call.until_called(reduce)
         return _finish(channel, out, mean)
 
     call.launch(body())
@@ -169,7 +238,7 @@ def remember(terms: Terms, item: Item) -> None:
         or terms.feedback is not None
         or terms.measure
         or trace.active.on
-        or x.nbytes > MOST_NBYTES
+        or x.size > calls.MAX_COUNT
         or not (x.dtype == item.work == item.result and x.dtype.isnative)
     ):
         return
@@ -179,7 +248,8 @@ def remember(terms: Terms, item: Item) -> None:
     choice = calls.decide(job, options, channel.size)
     if choice.algorithm != "native":
         return
-    plan = calls.plan_for(job, choice, options, EXACT, vendor=channel.vendor, blocking=False)
+    plan = calls.plan_for(job, choice, options, EXACT, vendor=channel.vendor, blocking=True)
+    swap = not plan.blocking and calls.swaps(plan, channel.size)
     spellings: list[str | int] = ["mean"] if terms.mean else [terms.op.handle]
     if terms.op == MPI.SUM and not terms.mean:
         spellings.append("sum")
@@ -189,4 +259,4 @@ def remember(terms: Terms, item: Item) -> None:
     for op in spellings:
         key = (x.size, x.dtype, op, name, id(options))
         place = (None, x.size, x.dtype, op, name, options)
-        channel.quick[key] = Known(*place, channel, plan, mpi_type, terms.op, terms.mean)
+        channel.quick[key] = Known(*place, channel, plan, swap, mpi_type, terms.op, terms.mean)

@@ -17,6 +17,7 @@ LAYERS = (
     ("calls", "progress"),
     ("_call",),
     ("_comm", "execute", "_buffers"),
+    ("finals",),
     ("program", "_agreement", "_control"),
     ("plan", "feedback", "stats", "pool"),
     ("config",),
@@ -35,6 +36,7 @@ WITHOUT_MPI = (
     "feedback",
     "stats",
     "pool",
+    "finals",
     "trace",
 )
 

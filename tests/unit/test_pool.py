@@ -43,7 +43,14 @@ def test_small_requests_do_not_take_large_buffers():
     pool = pools.Pool()
     pool.give(pool.take(1 << 20))
     assert pool.take(100).base.nbytes == 4096
-    assert pool.take(600_000).base.nbytes == 1 << 20
+    assert pool.take(200_000).base.nbytes == 1 << 20
+
+
+def test_a_larger_buffer_takes_the_place_of_a_free_one():
+    pool = pools.Pool()
+    for nbytes in (100_000, 200_000, 400_000, 800_000, 400_000, 200_000):
+        pool.give(pool.take(nbytes))
+        assert pool.nbytes <= 802_816
 
 
 def test_what_is_not_used_any_more_is_let_go(monkeypatch):
