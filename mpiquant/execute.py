@@ -28,10 +28,11 @@ from mpiquant.typing import Array, Bytes
 WINDOW = 4
 """Receives posted ahead."""
 
-CROWD_NBYTES, PATIENCE_S = 4 << 20, 1e-3
-"""With so many bytes on their way out, a rank gives those that shall receive them so much time
-before it makes more of them: what piles up takes memory, and nobody gets it any sooner.  A limit of
-time, since ranks that wait for each other with no end would wait for ever."""
+CROWD, PATIENCE_S = 0.16, 1e-3
+"""With so many times the bytes of the array on their way out in buffers of its own, a rank gives
+those that shall receive them so much time before it makes more of them: what piles up takes memory,
+and nobody gets it any sooner.  A limit of time, since ranks that wait for each other with no end
+would wait for ever."""
 
 
 class PendingRequest(Protocol):
@@ -103,7 +104,8 @@ class Execution:
         self.posted = 0
         self.receiving: deque[tuple[PendingRequest, Bytes]] = deque()
         self.sending: deque[_Sending] = deque()
-        self.sending_nbytes = 0
+        self.sending_nbytes = 0  # in buffers of the pool
+        self.crowd_nbytes = CROWD * out.nbytes
         self.crowded_since = math.inf
 
     # ---- state machine ----
@@ -121,7 +123,7 @@ class Execution:
         recvs = self.program.recvs
         first, begin = self.handled, time.perf_counter()
         while self.handled < len(recvs):
-            if self.sending_nbytes > CROWD_NBYTES and self._is_crowded(begin):
+            if self.sending_nbytes > self.crowd_nbytes and self._is_crowded(begin):
                 return False
             request, buffer = self.receiving[0]
             arrived = request.Test()
@@ -150,7 +152,7 @@ class Execution:
     def _is_crowded(self, now: float) -> bool:
         """Whether to let others take what is on its way before more is sent."""
         self._end_sends()
-        if self.sending_nbytes <= CROWD_NBYTES or now - self.crowded_since > PATIENCE_S:
+        if self.sending_nbytes <= self.crowd_nbytes or now - self.crowded_since > PATIENCE_S:
             self.crowded_since = math.inf
             return False
         self.crowded_since = min(self.crowded_since, now)
@@ -287,17 +289,18 @@ class Execution:
         begin = time.perf_counter()
         request = self.transport.isend(wire, peer)
         self.mpi_s += time.perf_counter() - begin
-        self.sending_nbytes += wire.nbytes
+        if pooled or final:
+            self.sending_nbytes += wire.nbytes
         self.sending.append(_Sending(request, wire, pooled, final, peer, begin))
         self.stats.messages += 1
         self.stats.wire_bytes += wire.nbytes
 
     def _end_sends(self) -> None:
-        begin = time.perf_counter()
         while self.sending and self.sending[0].request.Test():
             sent = self.sending.popleft()
-            self.sending_nbytes -= sent.wire.nbytes
             self.moved = True
+            if sent.pooled or sent.final:
+                self.sending_nbytes -= sent.wire.nbytes
             if sent.pooled:
                 pool.give(sent.wire)
             elif sent.final:
@@ -306,7 +309,6 @@ class Execution:
                 name, nbytes = f"to rank {sent.peer}", sent.wire.nbytes
                 end = time.perf_counter()
                 trace.active.overlapping("wire", name, sent.begin, end, nbytes=nbytes)
-        self.mpi_s += time.perf_counter() - begin
 
     # ---- buffers ----
 
@@ -315,5 +317,7 @@ class Execution:
 
     def _take(self, nbytes: int) -> Bytes:
         """A buffer of the pool, of a finished send if there is one."""
+        begin = time.perf_counter()
         self._end_sends()
+        self.mpi_s += time.perf_counter() - begin
         return pool.take(nbytes)

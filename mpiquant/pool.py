@@ -51,7 +51,7 @@ class Pool:
         whole = buffer.base
         assert isinstance(whole, np.ndarray)
         now = time.monotonic()
-        self._serial += 1  # so that no two entries are compared by their arrays
+        self._serial -= 1  # of one size, the last one given is taken first: it may be in a cache
         insort(self._free, (whole.nbytes, self._serial, now, whole))
         if now - self._swept > KEEP_S:
             self._swept = now
