@@ -115,15 +115,14 @@ def reduce(
             sending = None
             request = channel.native.Iallreduce(send, receive, mpi_op)
         for _ in range(TESTS):
-            if request.Test():
+            if request.Test() and (sending is None or sending.Test()):
                 break
         else:
-            if not _comes_soon(request):
+            if not _comes_soon(request, sending):
                 parts = (request, sending, x, out, mpi_op, mean)
                 return _go_on(channel, plan, options.timeout, seq, *parts)
         if sending is not None:
             mpi_op.Reduce_local(send, receive)
-            sending.Wait()
         return np.divide(out, channel.size, out=out) if mean else out
     finally:
         channel.lock.release()
@@ -144,12 +143,12 @@ def _look_up(
     return known
 
 
-def _comes_soon(request: MPI.Request) -> bool:
+def _comes_soon(request: MPI.Request, sending: MPI.Request | None) -> bool:
     """Test a while longer, yielding."""
     begin = time.monotonic()
     while time.monotonic() - begin < LIMIT_S:
         os.sched_yield()
-        if request.Test():
+        if request.Test() and (sending is None or sending.Test()):
             return True
     return False
 
@@ -203,13 +202,14 @@ def _block(
         sending = comm.Isend([header, MPI.BYTE], (rank + offset) % size, tag)
         exchanges.append(HeaderExchange(request, buffer, sending))
         for _ in range(TESTS):
-            if request.Test():
+            if request.Test() and sending.Test():
                 break
-        if not (request == MPI.REQUEST_NULL or _comes_soon(request)) or buffer != header:
+        else:
+            if not _comes_soon(request, sending):
+                break
+        if buffer != header:
             break
     else:
-        for exchange in exchanges:
-            exchange.sending.Wait()  # as short as it is, it was sent when it began
         reduce()
         return _finish(channel, out, mean)
     call = Call(channel, plan.name, timeout, seq)

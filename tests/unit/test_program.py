@@ -63,11 +63,50 @@ class _Transport:
         return _Received(queue, queue.posted - 1, buffer)
 
 
-def collective(kind, algorithm, inputs, codec, length=512, rests=None, seed=0, in_place=False):
+class _Rendezvous:
+    """A send that ends when its bytes are fetched: right from its buffer, as late as possible."""
+
+    def __init__(self, buffer):
+        self.buffer, self.fetched = buffer, False
+
+    def __len__(self):
+        return len(self.buffer)
+
+    def __array__(self, dtype=None, copy=None):
+        self.fetched = True
+        return self.buffer
+
+    def Test(self):
+        return self.fetched
+
+
+class LazyLoopback(Loopback):
+    def of(self, rank):
+        return _LazyTransport(self, rank)
+
+
+class _LazyTransport(_Transport):
+    def isend(self, buffer, peer):
+        sending = _Rendezvous(buffer)
+        self.loopback.queues[self.rank, peer].messages.append(sending)
+        return sending
+
+
+def collective(
+    kind,
+    algorithm,
+    inputs,
+    codec,
+    length=512,
+    rests=None,
+    seed=0,
+    in_place=False,
+    transports=Loopback,
+):
     """Outputs and statistics of all ranks."""
     size = len(inputs)
     count = inputs[0].size * (size if kind == "allgather" else 1)
-    loopback = Loopback()
+    loopback = transports()
     runs, outs = deque(), []
     for rank, x in enumerate(inputs):
         program = compile_program(
@@ -252,6 +291,30 @@ def test_wire_bytes_of_one_mebi_values():
                 "allreduce", algorithm, 0, 4, 1 << 20, by_name(name), np.dtype("f4"), 511 * 512
             )
             assert program.raw_nbytes / (program.wire_nbytes + 64) >= least
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("name", ["exact", "bf16", "q4"])
+@pytest.mark.parametrize("kind", ["allreduce", "reduce_scatter", "allgather"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_bytes_stay_until_they_are_fetched(algorithm, kind, name, in_place):
+    """No buffer is used again before its send has ended, and all come back to the pool."""
+    if in_place and kind == "allgather":
+        pytest.skip("its input is a part of its output")
+    for size in (2, 3, 5, 8):
+        for count in (7, 9001):
+            inputs = data(size, count)
+            expected, _, _ = collective(kind, algorithm, inputs, by_name(name))
+            copies = [x.copy() for x in inputs]
+            options = {"in_place": in_place, "transports": LazyLoopback}
+            got, _, programs = collective(kind, algorithm, copies, by_name(name), **options)
+            for rank in range(size):
+                part = slice(None)
+                if kind == "reduce_scatter":
+                    part = own_part(count, rank, size)
+                np.testing.assert_array_equal(got[rank][part], expected[rank][part])
+            if algorithm == "ring" and not programs[0].exact:
+                assert programs[0].final_sends is not None
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 16])
