@@ -19,10 +19,15 @@ def point(**values: Any) -> None:
 
 
 def alternate(functions: dict[str, Callable[[], Any]], calls: int, repeat: int) -> dict[str, float]:
-    """Median microseconds of a call, of functions in turn; the slowest rank counts."""
+    """Median microseconds of a call, of functions in turn; the slowest rank counts.
+
+    The order rotates and turns round, since what ran before decides what is in the caches.
+    """
     taken: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(repeat):
-        for name, function in functions.items():
+    for i in range(repeat):
+        order = list(functions.items())
+        order = order[i % len(order) :] + order[: i % len(order)]
+        for name, function in order if i // len(order) % 2 else order[::-1]:
             comm.Barrier()
             begin = time.perf_counter()
             for _ in range(calls):
