@@ -195,18 +195,22 @@ class Execution:
             self.posted += 1
 
     def _handle(self, message: Message, buffer: Bytes) -> None:
-        finished = message.segments
         if not message.final:
-            finished = self._reduce(message, buffer)
+            self._reduce(message, buffer)
             pool.give(buffer)
         # The next rank waits for these; we do not wait for our own result.
         for send in message.then:
             self._send(send)
-        for segment in finished:
-            self._decode_final(segment)
+        if message.final:
+            for segment in message.segments:
+                self._decode_final(segment)
 
-    def _reduce(self, message: Message, buffer: Bytes) -> tuple[Segment, ...]:
-        """Add a partial message to our own; returns the segments that are final now."""
+    def _reduce(self, message: Message, buffer: Bytes) -> None:
+        """Add a partial message to our own values.
+
+        What is final then is decoded before it is sent: a codec that fails must do so before all
+        others have their results.
+        """
         (segment,) = message.segments
         a, b = segment.start, segment.stop
         addend = (self.source if message.fresh else self.out)[a:b]
@@ -217,12 +221,11 @@ class Execution:
         elif message.finalize is not None:
             final = message.finalize
             self._hop(final, buffer, addend, self.finals.of((final,)))
-            return (final,)
+            self._decode_final(final)
         else:
             begin = time.perf_counter()
             segment.codec.decode_add(buffer, addend, self.out[a:b])
             self._spent("decode", "decode and add", begin)
-        return ()
 
     def _hop(self, segment: Segment, wire_in: Bytes, x: Array, wire: Bytes) -> None:
         begin = time.perf_counter()
@@ -259,9 +262,8 @@ class Execution:
         if message.final:
             for segment in message.encode:
                 self._encode(segment, message.fresh, self.finals.of((segment,)))
-            self._isend(self.finals.of(message.segments), message.peer, final=message.segments)
-            for segment in message.encode:
                 self._decode_final(segment)
+            self._isend(self.finals.of(message.segments), message.peer, final=message.segments)
         elif message.encode:
             (segment,) = message.segments
             if segment.codec == EXACT and message.fresh and self.zero_copy:
