@@ -11,7 +11,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
@@ -24,8 +23,11 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 def reports(hosts: int, rate: str, iters: int) -> Iterator[tuple[str, measure.Report]]:
     """Name and report of each peer, on a cluster that is up."""
-    options = ["-b", "64K", "-e", "64M", "-f", "16", "-n", str(iters), "-w", "2"]
-    bench = partial(measure.bench, hosts=hosts, rate=rate)
+    options = ["-b", "64K", "-e", "64M", "-f", "4", "-n", str(iters), "-w", "2"]
+
+    def bench(mpi: str, *words: str, default: bool = False) -> measure.Report:
+        return measure.bench(mpi, hosts, rate, *words, default=default)
+
     only_native = ["--codec", "exact", "--algo", "native"]
     for mpi in launch.MPIS:
         for default in (False, True):
@@ -33,7 +35,7 @@ def reports(hosts: int, rate: str, iters: int) -> Iterator[tuple[str, measure.Re
             yield f"{name}-allreduce", bench(mpi, *options, *only_native, default=default)
             nonblocking = [*options, *only_native, "--nonblocking"]
             yield f"{name}-iallreduce", bench(mpi, *nonblocking, default=default)
-    sizes = [64 << 10, 1 << 20, 16 << 20, 64 << 20]
+    sizes = [(64 << 10) * 4**k for k in range(6)]
     yield "gloo", measure.gloo(hosts, rate, sizes, iters)
     for mpi in ("mpich", "openmpi"):
         ours = ["--codec", "exact,bf16,q8,q4,q2", "--algo", "ring"]
