@@ -7,7 +7,6 @@ the time that 2 hosts take over that of N, at equal bytes on each link.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "lab"))
 import cluster
 import measure
 
-RESULTS = Path(__file__).resolve().parent / "results"
 HOSTS = (2, 4, 8, 16)
 RATES = ("100mbit", "200mbit", "1gbit", "2.5gbit")
 CODECS = ["--codec", "q8,q4,q2"]
@@ -68,18 +66,17 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, nargs="+", default=HOSTS)
     parser.add_argument("--rates", nargs="+", default=RATES)
     a = parser.parse_args()
-    RESULTS.mkdir(exist_ok=True)
     for rate in a.rates:
         rows: dict[int, list[dict[str, Any]]] = {}
         for hosts in a.hosts:
             if not holds(hosts, rate):
                 continue
             report = run(a.mpi, hosts, rate)
-            file = RESULTS / f"study-{a.mpi}-{hosts}x{rate}.json"
-            file.write_text(json.dumps(report, indent=1) + "\n")
-            print(file.name, flush=True)
+            name = f"study-{a.mpi}-{hosts}x{rate}"
+            measure.store(name, report)
+            print(name, flush=True)
             rows[hosts] = report["results"]
-        table = RESULTS / f"scaling-{a.mpi}-{rate}.txt"
+        table = measure.RESULTS / f"scaling-{a.mpi}-{rate}.txt"
         head = "hosts   size (bytes)    codec         algorithm    time (ms)   efficiency\n"
         table.write_text(head + "\n".join(efficiencies(rows)) + "\n")
 

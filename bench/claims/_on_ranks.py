@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,12 @@ comm = MPI.COMM_WORLD
 def point(**values: Any) -> None:
     if comm.rank == 0:
         print(json.dumps(values), flush=True)
+
+
+def memory_kib(field: str) -> int:
+    """A line of this process's status, such as VmRSS."""
+    text = Path("/proc/self/status").read_text()
+    return int(text.split(f"{field}:")[1].split()[0])
 
 
 def alternate(functions: dict[str, Callable[[], Any]], calls: int, repeat: int) -> dict[str, float]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,10 @@ class Claims:
     def head(self) -> None:
         print(f"{'point':64} {'figure':>24} {'bound':>14}  verdict")
 
+    def report(self, point: str, figure: float | str) -> None:
+        """Print a figure that has no bound."""
+        self.check(point, figure, "reported", True)
+
     def check(self, point: str, figure: float | str, bound: str, holds: bool) -> None:
         shown = figure if isinstance(figure, str) else f"{figure:.4g}"
         verdict = "holds" if holds else "FALLS SHORT"
@@ -57,3 +63,17 @@ class Claims:
 
     def at_most(self, point: str, figure: float, bound: float) -> None:
         self.check(point, figure, f"<= {bound:g}", figure <= bound)
+
+
+def run_parts(description: str, parts: Mapping[str, Callable[[Claims], None]]) -> int:
+    """Measure all parts, or the one that `--only` names; the exit code."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--only", choices=parts)
+    only = parser.parse_args().only
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    claims = Claims()
+    claims.head()
+    for name, work in parts.items():
+        if only in (None, name):
+            work(claims)
+    return claims.code

@@ -6,13 +6,11 @@ Exit code 1 if a point falls short.  Run it on an otherwise idle machine, as roo
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 from collections.abc import Iterable
 from typing import Any
 
-from _report import ROOT, Claims, rows_on_ranks
+from _report import ROOT, Claims, rows_on_ranks, run_parts
 
 sys.path.insert(0, str(ROOT / "bench" / "lab"))
 import measure
@@ -59,8 +57,14 @@ def limits(claims: Claims) -> None:
         rows: dict[str, list[Row]] = {}
         for mpi in ("mpich", "openmpi"):
             if (mpi, rate) in LIMITS or rate == "200mbit":
-                codecs = ",".join(("q8", "q4", "q2", "q1"))
-                options = ["--codec", codecs, "--algo", "ring", *sizes("64M", "64M"), *iters(rate)]
+                options = [
+                    "--codec",
+                    "q8,q4,q2,q1",
+                    "--algo",
+                    "ring",
+                    *sizes("64M", "64M"),
+                    *iters(rate),
+                ]
                 with measure.wire(4, rate):
                     rows[mpi] = measure.bench(mpi, 4, rate, *options)["results"]
                 _against_limit(claims, mpi, rate, rows[mpi])
@@ -75,7 +79,7 @@ def _against_limit(claims: Claims, mpi: str, rate: str, rows: list[Row]) -> None
         point = f"4 hosts, {mpi}, {rate}, {row['codec']} {row['algo']}: times the limit"
         bound = bounds.get(row["codec"])
         if bound is None:
-            claims.check(point, row["limit_ratio"], "reported", True)
+            claims.report(point, row["limit_ratio"])
         else:
             claims.at_most(point, row["limit_ratio"], bound)
 
@@ -100,7 +104,7 @@ def _against_native(
 ) -> None:
     for name, native in natives.items():
         point = f"4 hosts, native {name}, {rate}: times the limit"
-        claims.check(point, native["limit_ratio"], "reported", True)
+        claims.report(point, native["limit_ratio"])
     best = min(row["time_us"] for row in natives.values())
     for mpi, found in rows.items():
         for codec, bound in SPEEDUPS.items():
@@ -109,18 +113,25 @@ def _against_native(
             if mpi == "mpich" and rate in ("1gbit", "200mbit"):
                 claims.at_least(point, best / ours, bound)
             else:
-                claims.check(point, best / ours, "reported", True)
+                claims.report(point, best / ours)
             for name, native in natives.items():
                 if name.endswith("default"):
                     point = f"4 hosts, {mpi}, {rate}, {codec}: times as fast as {name}"
-                    claims.check(point, native["time_us"] / ours, "reported", True)
+                    claims.report(point, native["time_us"] / ours)
 
 
 def eight_hosts(claims: Claims) -> None:
     """The same on 8 hosts, and which algorithm is best for small messages."""
     for rate in ("200mbit", "1gbit"):
-        codecs = "q8,q4,q2,q1" if rate == "200mbit" else "q8,q4,q2"
-        options = ["--codec", codecs, "--algo", "ring", *sizes("64M", "64M"), *iters(rate)]
+        codecs = ["q8", "q4", "q2", *(["q1"] if rate == "200mbit" else [])]
+        options = [
+            "--codec",
+            ",".join(codecs),
+            "--algo",
+            "ring",
+            *sizes("64M", "64M"),
+            *iters(rate),
+        ]
         with measure.wire(8, rate):
             rows = measure.bench("mpich", 8, rate, *options)["results"]
         for row in rows:
@@ -129,7 +140,7 @@ def eight_hosts(claims: Claims) -> None:
             if rate == "200mbit" and row["codec"] in codecs:
                 claims.at_most(point, row["limit_ratio"], bound)
             else:
-                claims.check(point, row["limit_ratio"], "reported", True)
+                claims.report(point, row["limit_ratio"])
     _crossover(claims)
 
 
@@ -149,7 +160,7 @@ def _crossover(claims: Claims) -> None:
             if size < 256 << 10:
                 claims.check(point, figure, "< 1", figure < 1)
             else:
-                claims.check(point, figure, "reported", True)
+                claims.report(point, figure)
 
 
 def uncompressed(claims: Claims) -> None:
@@ -165,7 +176,7 @@ def uncompressed(claims: Claims) -> None:
             if size >= 4 << 20:
                 claims.at_most(point, figure, 1.03)
             else:
-                claims.check(point, figure, "reported", True)
+                claims.report(point, figure)
 
 
 # ---- one host ----
@@ -181,7 +192,7 @@ def shared_memory(claims: Claims) -> None:
             claims.check(point, shown, f"<= {bound:.1f}", row["default"] <= bound)
             for codec in ("q8", "q4", "q2"):
                 point = f"{mpi}, 2 ranks, shared memory, {row['nbytes']} bytes: {codec} / native"
-                claims.check(point, row[codec] / row["native"], "reported", True)
+                claims.report(point, row[codec] / row["native"])
 
 
 def memory(claims: Claims) -> None:
@@ -203,35 +214,23 @@ def phases(claims: Claims) -> None:
     total = parts.pop("total")
     for name, us in parts.items():
         point = f"4 hosts, 1gbit, q4, 64 MiB: share of {name}, %"
-        claims.check(point, 100 * us / total, "reported", True)
+        claims.report(point, 100 * us / total)
     added = sum(parts.values()) / total
     claims.check("its shares over the wall time", added, "1 +- 0.05", abs(added - 1) <= 0.05)
 
 
-def main() -> int:
-    parts = {
-        "limits": limits,
-        "eight": eight_hosts,
-        "uncompressed": uncompressed,
-        "shared": shared_memory,
-        "phases": phases,
-        "memory": memory,
-    }
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=parts)
-    only = parser.parse_args().only
-    claims = Claims()
-    claims.head()
-    try:
-        for name, work in parts.items():
-            if only in (None, name):
-                work(claims)
-    except LabError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return claims.code
+PARTS = {
+    "limits": limits,
+    "eight": eight_hosts,
+    "uncompressed": uncompressed,
+    "shared": shared_memory,
+    "phases": phases,
+    "memory": memory,
+}
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    sys.exit(main())
+    try:
+        sys.exit(run_parts(__doc__, PARTS))
+    except LabError as error:
+        sys.exit(f"lab: {error}")

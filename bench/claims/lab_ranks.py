@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _on_ranks import alternate, comm, point
+from _on_ranks import alternate, comm, memory_kib, point
 from mpi4py import MPI
 
 import mpiquant
@@ -49,24 +49,19 @@ def memory() -> None:
     small = np.ones(100_000, np.float32)
     for codec in ("exact", "q8", "q4", "bf16"):
         mpiquant.allreduce(small, codec=codec, algorithm="ring", comm=comm)
-    base = _kib("VmRSS")
+    base = memory_kib("VmRSS")
     for codec in ("q4", "q8", "bf16", "exact"):
         _reset_peak()
         for _ in range(3):
             mpiquant.Allreduce(x, out, codec=codec, algorithm="ring", comm=comm)
-        extra = comm.allreduce(_kib("VmHWM") - base, MPI.MAX) * 1024 / x.nbytes
+        extra = comm.allreduce(memory_kib("VmHWM") - base, MPI.MAX) * 1024 / x.nbytes
         for _ in range(500):
             mpiquant.allreduce(small, codec=codec, algorithm="ring", comm=comm)
-        before = _kib("VmRSS")
+        before = memory_kib("VmRSS")
         for _ in range(10_000):
             mpiquant.allreduce(small, codec=codec, algorithm="ring", comm=comm)
-        grown = comm.allreduce(_kib("VmRSS") - before, MPI.MAX)
+        grown = comm.allreduce(memory_kib("VmRSS") - before, MPI.MAX)
         point(codec=codec, extra=extra, grown_kib=grown)
-
-
-def _kib(field: str) -> int:
-    text = Path("/proc/self/status").read_text()
-    return int(text.split(f"{field}:")[1].split()[0])
 
 
 def _reset_peak() -> None:

@@ -6,21 +6,15 @@ overlap is measured on an emulated wire (bench/lab).
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from _report import ROOT, Claims, rows_on_ranks
+from _report import ROOT, Claims, rows_on_ranks, run_parts
 
 sys.path.insert(0, str(ROOT / "bench" / "lab"))
-import cluster
-import launch
+import measure
 
 MPIS = ("mpich", "openmpi")
 
@@ -47,39 +41,17 @@ def overlap(claims: Claims) -> None:
                 point = f"{mpi}, {rate}, {row['size'] >> 20} MiB, {who}: overlap in %"
                 shown = f"{row['overlap']:.1f} (main {100 * slower:+.0f} %)"
                 if who == "native" or rate != JUDGED:
-                    claims.check(point, shown, "reported", True)
+                    claims.report(point, shown)
                 else:
                     claims.check(point, shown, ">= 90", row["overlap"] >= 90)
 
 
 def _nonblocking(mpi: str, rate: str, size: str, iters: int) -> list[dict[str, Any]]:
     """Rows of the benchmark, native and ours, between two emulated hosts."""
-    command = ["mpiquant", "bench", "allreduce", "--nonblocking", "--progress", "thread"]
-    command += [
-        "--codec",
-        "exact",
-        "--algo",
-        "ring",
-        "-b",
-        size,
-        "-e",
-        size,
-        "-n",
-        str(iters),
-        "-w",
-        "1",
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "overlap.json"
-        job = launch.Job(mpi, 2, [*command, "--json", str(file)], limit_s=600)
-        cluster.up(2, rate)
-        try:
-            done = launch.run(job)
-        finally:
-            cluster.down()
-        if done.code:
-            raise RuntimeError(done.out[-2000:] + done.err[-2000:])
-        results: list[dict[str, Any]] = json.loads(file.read_text())["results"]
+    options = ["--nonblocking", "--progress", "thread", "--codec", "exact", "--algo", "ring"]
+    options += ["-b", size, "-e", size, "-n", str(iters), "-w", "1"]
+    with measure.wire(2, rate):
+        results: list[dict[str, Any]] = measure.bench(mpi, 2, rate, *options)["results"]
     return results
 
 
@@ -129,11 +101,11 @@ def costs(claims: Claims) -> None:
                 if size == 2:
                     claims.check(point, shown, f"<= {bound:.1f}", row["ours"] <= bound)
                 else:  # more ranks than cores: Python's time counts twice
-                    claims.check(point, shown, "reported", True)
+                    claims.report(point, shown)
         for row in rows(2, "headers", mpi):
             extra = row["with"] - row["without"]
             point = f"{mpi}, header and its check in a 16 MiB call at 4 bits, us"
-            claims.check(point, f"{extra:+.0f} of {row['with']:.0f}", "reported", True)
+            claims.report(point, f"{extra:+.0f} of {row['with']:.0f}")
 
 
 def fuzzing(claims: Claims) -> None:
@@ -143,26 +115,15 @@ def fuzzing(claims: Claims) -> None:
     print(f"    {last}")
 
 
-def main() -> int:
-    parts = {
-        "overlap": overlap,
-        "agreement": agreement,
-        "missing": missing_ranks,
-        "endurance": endurance,
-        "costs": costs,
-        "fuzz": fuzzing,
-    }
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=parts)
-    only = parser.parse_args().only
-    claims = Claims()
-    claims.head()
-    for name, work in parts.items():
-        if only in (None, name):
-            work(claims)
-    return claims.code
+PARTS = {
+    "overlap": overlap,
+    "agreement": agreement,
+    "missing": missing_ranks,
+    "endurance": endurance,
+    "costs": costs,
+    "fuzz": fuzzing,
+}
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    sys.exit(main())
+    sys.exit(run_parts(__doc__, PARTS))

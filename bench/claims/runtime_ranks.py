@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from _on_ranks import alternate, comm, point
+from _on_ranks import alternate, comm, memory_kib, point
 from mpi4py import MPI
 
 import mpiquant
@@ -140,10 +140,6 @@ def headers() -> None:
 def memory() -> None:
     """Resident memory over 100,000 calls of all kinds."""
 
-    def resident_kib() -> int:
-        text = Path("/proc/self/status").read_text()
-        return int(text.split("VmRSS:")[1].split()[0])
-
     few, some = np.ones(3, np.float32), np.ones(2000, np.float32)
     outs = np.empty_like(few), np.empty_like(some)
     found = []
@@ -155,7 +151,7 @@ def memory() -> None:
         else:
             mpiquant.Allreduce(few, outs[0])
         if k in (20_000, 99_999):
-            found.append(resident_kib())
+            found.append(memory_kib("VmRSS"))
     point(grown_kib=comm.allreduce(found[1] - found[0], MPI.MAX), resident_kib=found[1])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,8 @@ import launch
 from system import LabError
 
 Report = dict[str, Any]
+
+RESULTS = launch.ROOT / "bench" / "results"
 
 TRUSTED_BITS = 10**10
 """Hosts times rate up to which two cores move what the wire would (docs/benchmarks.md)."""
@@ -73,7 +74,7 @@ def _least_bytes(report: Report) -> float:
 def gloo(hosts: int, rate: str, sizes: list[int], iters: int, limit_s: float = 600.0) -> Report:
     """Report of gloo through PyTorch, on a cluster that is up at this rate."""
     python = launch.ROOT / ".venv" / "torch" / "bin" / "python"
-    if not python.exists() or shutil.which(str(python)) is None:
+    if not python.exists():
         raise LabError("gloo needs .venv/torch: make peers")
     script = str(launch.ROOT / "bench" / "peers" / "gloo.py")
     command = [str(python), script, *map(str, sizes), "--iters", str(iters)]
@@ -97,3 +98,9 @@ def _with_facts(report: Report, mpi: str, rate: str, default: bool, done: launch
         "sent": done.sent,
     }
     return report
+
+
+def store(name: str, report: Report) -> None:
+    """Write a report to bench/results."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")

@@ -8,7 +8,6 @@ bench/results, one file for each.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +16,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
 import cluster
 import launch
 import measure
-
-RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
 def reports(hosts: int, rate: str, iters: int) -> Iterator[tuple[str, measure.Report]]:
@@ -48,14 +45,12 @@ def main() -> None:
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--iters", type=int, default=10)
     a = parser.parse_args()
-    RESULTS.mkdir(exist_ok=True)
     with measure.wire(a.hosts, a.rate):
         for name, report in reports(a.hosts, a.rate, a.iters):
-            file = RESULTS / f"peers-{a.hosts}x{a.rate}-{name}.json"
-            file.write_text(json.dumps(report, indent=1) + "\n")
+            measure.store(f"peers-{a.hosts}x{a.rate}-{name}", report)
             largest = report["results"][-1]
             milliseconds = largest["time_us"] / 1e3
-            print(f"{file.name}: {largest['size'] >> 20} MiB in {milliseconds:.1f} ms", flush=True)
+            print(f"{name}: {largest['size'] >> 20} MiB in {milliseconds:.1f} ms", flush=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from mpiquant.cli.bench_compare import read
 
 Row = dict[str, Any]
 
-PHASES = ("encode", "decode", "wire", "python", "idle")
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1em 0 }
@@ -132,7 +131,7 @@ def _phases(lines: dict[str, list[Row]]) -> bytes:
     figure = Figure(figsize=(9, 1 + 0.4 * len(largest)), layout="constrained")
     axes = figure.subplots()
     left = [0.0] * len(largest)
-    for phase in PHASES:
+    for phase in (name for name in next(iter(largest.values()))["phases"] if name != "total"):
         widths = [row["phases"][phase] / 1e3 for row in largest.values()]
         axes.barh(list(largest), widths, left=left, label=phase)
         left = [a + b for a, b in zip(left, widths, strict=True)]
