@@ -40,6 +40,10 @@ def sizes(first: str, last: str, factor: int = 4) -> list[str]:
     return ["-b", first, "-e", last, "-f", str(factor)]
 
 
+def large_ring(codecs: str, rate: str) -> list[str]:
+    return ["--codec", codecs, "--algo", "ring", *sizes("64M", "64M"), *iters(rate)]
+
+
 def row_of(rows: Iterable[Row], codec: str, algo: str | None = None, size: int = 0) -> Row:
     return next(
         row
@@ -57,14 +61,7 @@ def limits(claims: Claims) -> None:
         rows: dict[str, list[Row]] = {}
         for mpi in ("mpich", "openmpi"):
             if (mpi, rate) in LIMITS or rate == "200mbit":
-                options = [
-                    "--codec",
-                    "q8,q4,q2,q1",
-                    "--algo",
-                    "ring",
-                    *sizes("64M", "64M"),
-                    *iters(rate),
-                ]
+                options = large_ring("q8,q4,q2,q1", rate)
                 with measure.wire(4, rate):
                     rows[mpi] = measure.bench(mpi, 4, rate, *options)["results"]
                 _against_limit(claims, mpi, rate, rows[mpi])
@@ -124,14 +121,7 @@ def eight_hosts(claims: Claims) -> None:
     """The same on 8 hosts, and which algorithm is best for small messages."""
     for rate in ("200mbit", "1gbit"):
         codecs = ["q8", "q4", "q2", *(["q1"] if rate == "200mbit" else [])]
-        options = [
-            "--codec",
-            ",".join(codecs),
-            "--algo",
-            "ring",
-            *sizes("64M", "64M"),
-            *iters(rate),
-        ]
+        options = large_ring(",".join(codecs), rate)
         with measure.wire(8, rate):
             rows = measure.bench("mpich", 8, rate, *options)["results"]
         for row in rows:
@@ -206,7 +196,7 @@ def memory(claims: Claims) -> None:
 
 def phases(claims: Claims) -> None:
     """Where the time of one call at 4 bits goes."""
-    options = ["--codec", "q4", "--algo", "ring", *sizes("64M", "64M"), *iters("1gbit")]
+    options = large_ring("q4", "1gbit")
     with measure.wire(4, "1gbit"):
         rows = measure.bench("mpich", 4, "1gbit", *options, "--phases")["results"]
     row = row_of(rows, "q4")
@@ -233,4 +223,5 @@ if __name__ == "__main__":
     try:
         sys.exit(run_parts(__doc__, PARTS))
     except LabError as error:
-        sys.exit(f"lab: {error}")
+        print(error, file=sys.stderr)
+        sys.exit(2)
