@@ -1,4 +1,4 @@
-"""Small native reductions in few Python lines.
+"""Native reductions in few Python lines.
 
 Losses, counters and metrics are reduced in every step of a loop, always alike.  The way through
 checks, plans and calls would cost several times the reduction itself.  So what such a call was
@@ -114,16 +114,12 @@ def reduce(
         else:
             sending = None
             request = channel.native.Iallreduce(send, receive, mpi_op)
-        for _ in range(TESTS):
-            if request.Test() and (sending is None or sending.Test()):
-                break
-        else:
-            if not _comes_soon(request, sending):
-                parts = (request, sending, x, out, mpi_op, mean)
-                return _go_on(channel, plan, options.timeout, seq, *parts)
+        if not _comes_soon(request, sending):
+            parts = (request, sending, x, out, mpi_op, mean)
+            return _go_on(channel, plan, options.timeout, seq, *parts)
         if sending is not None:
             mpi_op.Reduce_local(send, receive)
-        return np.divide(out, channel.size, out=out) if mean else out
+        return _finish(channel, out, mean)
     finally:
         channel.lock.release()
 
@@ -144,7 +140,10 @@ def _look_up(
 
 
 def _comes_soon(request: MPI.Request, sending: MPI.Request | None) -> bool:
-    """Test a while longer, yielding."""
+    """Test some times, and then a while longer, yielding."""
+    for _ in range(TESTS):
+        if request.Test() and (sending is None or sending.Test()):
+            return True
     begin = time.monotonic()
     while time.monotonic() - begin < LIMIT_S:
         os.sched_yield()
@@ -201,13 +200,7 @@ def _block(
         request = comm.Irecv([buffer, MPI.BYTE], (rank - offset) % size, tag)
         sending = comm.Isend([header, MPI.BYTE], (rank + offset) % size, tag)
         exchanges.append(HeaderExchange(request, buffer, sending))
-        for _ in range(TESTS):
-            if request.Test() and sending.Test():
-                break
-        else:
-            if not _comes_soon(request, sending):
-                break
-        if buffer != header:
+        if not _comes_soon(request, sending) or buffer != header:
             break
     else:
         reduce()
@@ -249,7 +242,7 @@ def remember(terms: Terms, item: Item) -> None:
     if choice.algorithm != "native":
         return
     plan = calls.plan_for(job, choice, options, EXACT, vendor=channel.vendor, blocking=True)
-    swap = not plan.blocking and calls.swaps(plan, channel.size)
+    swap = calls.swaps(plan, channel.size)
     spellings: list[str | int] = ["mean"] if terms.mean else [terms.op.handle]
     if terms.op == MPI.SUM and not terms.mean:
         spellings.append("sum")

@@ -99,10 +99,9 @@ def test_nonblocking_and_checked_ones(comm, count):
             np.testing.assert_array_equal(got, reduced(comm, count, np.sum))
 
 
+@pytest.mark.mpi(min_size=2)
 def test_a_rank_that_differs_is_named_on_the_short_way(comm):
     """Known plans of blocking reductions are compared each time; on two ranks, small ones, too."""
-    if comm.size == 1:
-        pytest.skip("nobody to disagree with")
     counts = [BLOCKING_NBYTES // 4, BLOCKING_NBYTES // 2]
     if comm.size == 2:
         counts += [2, 5]
