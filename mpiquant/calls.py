@@ -115,11 +115,18 @@ def decide(job: Job, options: Options, size: int) -> Choice:
 
 
 def plan_for(
-    job: Job, choice: Choice, options: Options, codec: Codec, *, vendor: str, blocking: bool
+    job: Job, choice: Choice, options: Options, codec: Codec, channel: Channel, *, blocking: bool
 ) -> Plan:
     """What the ranks agree on for a job."""
     native = choice.algorithm == "native"
-    segment = segment_length(options.segment, choice.algorithm, codec, job.x.dtype, vendor)
+    segment = segment_length(
+        options.segment,
+        choice.algorithm,
+        codec,
+        job.x.dtype,
+        channel.vendor,
+        job.out.size // channel.size,
+    )
     return plan_of(
         kind=job.kind,
         count=job.out.size,
@@ -149,7 +156,7 @@ def collective(
     choice = decide(job, options, channel.size)
     codec = job.codec if choice.compress else EXACT
     stats.chose(choice.algorithm, codec.spec, choice.reason)
-    plan = plan_for(job, choice, options, codec, vendor=channel.vendor, blocking=blocking)
+    plan = plan_for(job, choice, options, codec, channel, blocking=blocking)
     yield from call.open(plan)
     if choice.algorithm == "native":
         return (yield from _run_native(job, call, stats))
@@ -306,7 +313,8 @@ def exact_result(job: Job, x: Array, call: Call, options: Options) -> Steps[Arra
         source = out
     elif channel.size == 1:
         return source
-    segment = segment_length(options.segment, "ring", EXACT, wide, channel.vendor)
+    chunk = out.size // channel.size
+    segment = segment_length(options.segment, "ring", EXACT, wide, channel.vendor, chunk)
     args = (channel.rank, channel.size, out.size, EXACT, wide, segment)
     program = compile_program(kind, "ring", *args)
     execution = Execution(program, call, source, out, None, 0, Stats())

@@ -25,8 +25,10 @@ from mpiquant.program import Message, Program, Segment
 from mpiquant.stats import Stats
 from mpiquant.typing import Array, Bytes
 
-WINDOW = 4
-"""Receives posted ahead."""
+WINDOW, FEWEST, AHEAD = 16, 4, 1 / 8
+"""Receives posted ahead: so many, or fewer if their buffers would take more than this part of the
+array.  What arrives before its receive is posted, MPI copies, from memory that it takes fresh from
+the system."""
 
 CROWD, PATIENCE_S = 0.16, 1e-3
 """With so many times the bytes of the array on their way out in buffers of its own, a rank gives
@@ -102,6 +104,7 @@ class Execution:
         self.moved = self.ended = False
         self.handled = 0
         self.posted = 0
+        self.ahead_nbytes = 0  # in receives that are posted
         self.receiving: deque[tuple[PendingRequest, Bytes]] = deque()
         self.sending: deque[_Sending] = deque()
         self.sending_nbytes = 0  # in buffers of the pool
@@ -135,6 +138,7 @@ class Execution:
                 self.busy_s += tested - begin
                 return False
             self.receiving.popleft()
+            self.ahead_nbytes -= buffer.nbytes
             self._handle(recvs[self.handled], buffer)
             self.handled += 1
             self.moved = True
@@ -184,6 +188,10 @@ class Execution:
         recvs = self.program.recvs
         while self.posted < min(len(recvs), self.handled + WINDOW):
             message = recvs[self.posted]
+            crowded = self.ahead_nbytes + message.nbytes > AHEAD * self.out.nbytes
+            if crowded and self.posted >= self.handled + FEWEST:
+                return
+            self.ahead_nbytes += message.nbytes
             if message.final:
                 buffer = self.finals.of(message.segments)
             else:

@@ -241,7 +241,7 @@ def remember(terms: Terms, item: Item) -> None:
     choice = calls.decide(job, options, channel.size)
     if choice.algorithm != "native":
         return
-    plan = calls.plan_for(job, choice, options, EXACT, vendor=channel.vendor, blocking=True)
+    plan = calls.plan_for(job, choice, options, EXACT, channel, blocking=True)
     swap = calls.swaps(plan, channel.size)
     spellings: list[str | int] = ["mean"] if terms.mean else [terms.op.handle]
     if terms.op == MPI.SUM and not terms.mean:

@@ -20,7 +20,7 @@ import numpy as np
 from mpiquant import __version__, _kernels
 from mpiquant.codecs import Codec, LowBitCodec, UniformCodec, by_name
 from mpiquant.execute import WINDOW
-from mpiquant.plan.segment import LONGEST
+from mpiquant.plan.segment import LENGTHS
 from mpiquant.program import cut
 from mpiquant.typing import Array, Bytes
 
@@ -48,7 +48,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--dtypes", default="float32,float64")
     parser.add_argument("--isas", default=_kernels.isa(), help="instruction sets, or all")
     parser.add_argument("--block", type=int, default=0, help="block (default: the codec's)")
-    parser.add_argument("--segment", type=int, default=LONGEST, help="values a call")
+    parser.add_argument("--segment", type=int, default=LENGTHS[0], help="values a call")
     parser.add_argument(
         "--pool",
         type=int,

@@ -198,8 +198,8 @@ def _traffic(
     if stats.algorithm in ALGORITHMS:
         place = (comm.rank, comm.size, count)
         used = codec or EXACT
-        vendor = MPI.get_vendor()[0]
-        segment = segment_length(current().segment, stats.algorithm, used, work, vendor)
+        vendor, chunk = MPI.get_vendor()[0], count // comm.size
+        segment = segment_length(current().segment, stats.algorithm, used, work, vendor, chunk)
         args = (kind, stats.algorithm, *place, used, work, segment)
         received = stats.header_bytes + sum(m.nbytes for m in compile_program(*args).recvs)
     every = np.array(comm.allgather((stats.raw_bytes, sent, max(sent, received))))

@@ -6,10 +6,14 @@ import numpy as np
 
 from mpiquant.codecs import Codec
 
-LONGEST = 511 * 512
-"""Values of a segment of a ring: long enough that Python and the kernels' calls cost little, short
-enough that the first one is soon on its way.  An odd number of blocks of 512, so that the bit
-planes of a segment do not fall on the same cache sets."""
+LENGTHS = (1025 * 512, 513 * 512)
+"""Values of a segment of a ring: long enough that Python, MPI's bookkeeping and the kernels' calls
+cost little, short enough that the first one is soon on its way.  Odd numbers of blocks of 512, so
+that the bit planes of a segment do not fall on the same cache sets, and one block more than a power
+of two, so that no chunk of the usual sizes ends in a segment of next to nothing."""
+
+ENOUGH = 7
+"""Segments of a chunk with which all ranks are busy most of the time."""
 
 EAGER_NBYTES = 64_000
 """Longest message that MPIs send at once over TCP.  For longer ones the receiver is asked first:
@@ -18,7 +22,7 @@ one direction at a time (see docs/benchmarks.md)."""
 
 
 def segment_length(
-    asked_for: int | None, algorithm: str, codec: Codec, dtype: np.dtype, vendor: str
+    asked_for: int | None, algorithm: str, codec: Codec, dtype: np.dtype, vendor: str, chunk: int
 ) -> int:
     """Elements of a segment.
 
@@ -32,10 +36,13 @@ def segment_length(
     dtype : numpy.dtype
     vendor : str
         Name of the MPI, as of `MPI.get_vendor`.
+    chunk : int
+        Elements of the array over the number of ranks.
     """
     if asked_for is not None:
         return asked_for
+    longest = next((n for n in LENGTHS if chunk >= ENOUGH * n), LENGTHS[-1])
     if algorithm == "ring" and vendor != "Open MPI":
-        return LONGEST
-    blocks = LONGEST * EAGER_NBYTES // codec.nbytes(LONGEST, dtype) // 512
-    return min(LONGEST, max(1, blocks - (blocks % 2 == 0)) * 512)
+        return longest
+    blocks = longest * EAGER_NBYTES // codec.nbytes(longest, dtype) // 512
+    return min(longest, max(1, blocks - (blocks % 2 == 0)) * 512)
