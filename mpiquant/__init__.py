@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from mpiquant.api import Allreduce, Iallreduce, allgather, allreduce, iallreduce, reduce_scatter
     from mpiquant.codecs import (
+        AqatCodec,
         BFloat16Codec,
         Codec,
         Float16Codec,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "api": ("Allreduce", "Iallreduce", "allgather", "allreduce", "iallreduce", "reduce_scatter"),
     "codecs": (
+        "AqatCodec",
         "BFloat16Codec",
         "Codec",
         "Float16Codec",
@@ -68,6 +70,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "AgreementError",
     "Allreduce",
+    "AqatCodec",
     "BFloat16Codec",
     "CallTimeoutError",
     "Codec",

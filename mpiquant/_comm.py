@@ -22,6 +22,7 @@ from mpi4py import MPI
 from mpiquant import _control, trace
 from mpiquant._control import Answer, Fault, Question
 from mpiquant.errors import CallTimeoutError, LifecycleError
+from mpiquant.links import Links
 
 OPEN_CALLS = 8
 """Calls of one communicator whose messages are under way at once; later ones wait their turn.  So
@@ -73,6 +74,7 @@ class Channel:
         self.running: list[CallLike] = []  # opened, in order
         self.recovering = 0  # calls that wait for all ranks after a fault: no other is opened
         self.void: list[range] = []  # native calls that went down with an earlier one
+        self.links = Links()  # what adaptive calls know of the wires
         self.agreed: dict[int, int] = {}  # hash of a known plan: its number, alike on all ranks
         self.quick: dict[Any, Any] = {}  # what small native calls were found to need
         self.faults: dict[int, dict[int, Fault]] = {}  # call number: rank: what it said

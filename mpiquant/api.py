@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +15,7 @@ from mpiquant._buffers import Entry
 from mpiquant._call import Call, Steps
 from mpiquant._comm import Channel, channel_of
 from mpiquant.buckets import Item, Terms
+from mpiquant.config import Options
 from mpiquant.errors import LifecycleError
 from mpiquant.feedback import ErrorFeedback
 from mpiquant.progress import Waited, drain_at_finalize, engine
@@ -37,6 +40,8 @@ def _start(
     feedback: ErrorFeedback | None,
     timeout: float | None,
     stats: StatsLike,
+    budget_s: float | None = None,
+    deadline: float | None = None,
 ) -> Any:
     """Check the arguments, launch the calls; the result, or the request of a nonblocking call.
 
@@ -46,7 +51,8 @@ def _start(
     drain_at_finalize()
     with channel.entered():
         try:
-            terms = _terms(channel, blocking, op, name, codec, algorithm, feedback, timeout, stats)
+            options = _options(codec, algorithm, timeout, budget_s, deadline)
+            terms = _terms(channel, blocking, op, name, codec is not None, options, feedback, stats)
             if not blocking and terms.options.progress == "thread":
                 engine.start_thread()
             with engine.lock:
@@ -72,20 +78,38 @@ def _refusal(channel: Channel, name: str | None, error: Exception) -> Request:
     return Request([call], lambda waited: None, None)
 
 
+def _options(
+    codec: CodecLike,
+    algorithm: str,
+    timeout: float | None,
+    budget_s: float | None,
+    deadline: float | None,
+) -> Options:
+    """The options of a call; a budget begins now, for all its buckets."""
+    if budget_s is not None and deadline is None:
+        deadline = time.perf_counter() + budget_s
+    options = config.current(
+        codec=codec,
+        algorithm=None if algorithm == "auto" else algorithm,
+        timeout=timeout,
+        budget_s=budget_s,
+        deadline=deadline,
+    )
+    if options.deadline is None and options.budget_s is not None:
+        options = replace(options, deadline=time.perf_counter() + options.budget_s)
+    return options
+
+
 def _terms(
     channel: Channel,
     blocking: bool,
     op: OpLike,
     name: str | None,
-    codec: CodecLike,
-    algorithm: str,
+    given: bool,
+    options: Options,
     feedback: ErrorFeedback | None,
-    timeout: float | None,
     stats: StatsLike,
 ) -> Terms:
-    options = config.current(
-        codec=codec, algorithm=None if algorithm == "auto" else algorithm, timeout=timeout
-    )
     if stats not in (None, False, True, "error"):
         raise ValueError(f"stats is {stats!r}, expected None, True or 'error'")
     if feedback is not None and not isinstance(feedback, ErrorFeedback):
@@ -95,7 +119,7 @@ def _terms(
         raise TypeError(f"name is a {type(name).__name__}, expected a string")
     if feedback is not None and mpi_op != MPI.SUM:
         raise ValueError("feedback needs op 'sum' or 'mean': other results have no residual")
-    given, measure = codec is not None, stats == "error"
+    measure = stats == "error"
     return Terms(channel, name or "", options, mpi_op, mean, given, feedback, measure, blocking)
 
 
@@ -153,6 +177,8 @@ def allreduce(
     feedback: ErrorFeedback | None = None,
     timeout: float | None = None,
     stats: StatsLike = None,
+    budget_s: float | None = None,
+    deadline: float | None = None,
 ) -> Any:
     """Sum (or another reduction) of an array over all ranks; collective over comm.
 
@@ -168,8 +194,9 @@ def allreduce(
     comm : MPI.Intracomm, optional
         COMM_WORLD by default.
     codec : str, Codec or callable, optional
-        "exact", "fp16", "bf16", "q1" ... "q16", "sign", "ternary", a codec object, or a policy
-        `name, shape -> codec`.  Default: that of `options` or MPIQUANT_CODEC; without any, exact.
+        "exact", "fp16", "bf16", "q1" ... "q16", "sign", "ternary", "aqat", a codec object, or a
+        policy `name, shape -> codec`.  Default: that of `options` or MPIQUANT_CODEC; without any,
+        exact.
     algorithm : {"auto", "native", "ring", "halving_doubling", "hd", "direct"}
     out : array (or list or dict of them), optional
         Gets the result; may be x itself.
@@ -183,6 +210,9 @@ def allreduce(
     stats : {None, True, "error"}
         True: return (result, Stats).  "error": measure the achieved error too, by an exact
         reduction on the side.
+    budget_s, deadline : float, optional
+        With the codec "aqat": when the call shall end, in seconds from now or on the clock of
+        `time.perf_counter`.  It takes as many bits as fit; see `AqatCodec`.
 
     Returns
     -------
@@ -208,7 +238,7 @@ def allreduce(
             return _wait_quick(result, comm) if isinstance(result, Call) else result
     return _start(
         lambda terms: _prepare_allreduce(terms, x, out),
-        *(True, comm, op, name, codec, algorithm, feedback, timeout, stats),
+        *(True, comm, op, name, codec, algorithm, feedback, timeout, stats, budget_s, deadline),
     )
 
 
@@ -224,6 +254,8 @@ def iallreduce(
     feedback: ErrorFeedback | None = None,
     timeout: float | None = None,
     stats: StatsLike = None,
+    budget_s: float | None = None,
+    deadline: float | None = None,
 ) -> Request:
     """`allreduce` that does not wait; collective over comm.
 
@@ -248,7 +280,7 @@ def iallreduce(
     """
     request: Request = _start(
         lambda terms: _prepare_allreduce(terms, x, out),
-        *(False, comm, op, name, codec, algorithm, feedback, timeout, stats),
+        *(False, comm, op, name, codec, algorithm, feedback, timeout, stats, budget_s, deadline),
     )
     return request
 

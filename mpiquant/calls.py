@@ -16,7 +16,9 @@ from mpi4py import MPI
 from mpiquant import trace
 from mpiquant._agreement import Plan, plan_of
 from mpiquant._call import Call, Steps
-from mpiquant.codecs import EXACT, Codec
+from mpiquant._comm import Channel
+from mpiquant.adaptive import AdaptiveExecution
+from mpiquant.codecs import EXACT, AqatCodec, Codec
 from mpiquant.codecs._block import mix_key
 from mpiquant.collectives import canonical, own_part
 from mpiquant.config import Options
@@ -170,7 +172,7 @@ def collective(
         job.x.dtype,
         plan.segment,
     )
-    nonfinite = yield from _run_schedule(job, call, program, stats)
+    nonfinite = yield from _run_schedule(job, call, program, codec, options, stats)
     if job.kind == "reduce_scatter" and job.rest is not None:
         nonfinite = yield from call.any(nonfinite)  # here no rank sees the others' parts
     return nonfinite
@@ -192,14 +194,25 @@ def _settle_exact(job: Job) -> bool:
     return not np.all(np.isfinite(job.out))
 
 
-def _run_schedule(job: Job, call: Call, program: Program, stats: Stats) -> Steps[bool]:
+def _run_schedule(
+    job: Job, call: Call, program: Program, codec: Codec, options: Options, stats: Stats
+) -> Steps[bool]:
     x, own = job.x, own_part(job.out.size, call.channel.rank, call.channel.size)
     if job.kind == "allgather":
         job.out[own] = job.x
         x = job.out
     stream = mix_key(call.channel.rank, call.seq)
-    execution = Execution(program, call, x, job.out, job.rest, stream, stats)
-    trace.active.count("bits", job.x.itemsize * 8 if program.exact else job.codec.bits)
+    args = (program, call, x, job.out, job.rest, stream, stats)
+    execution: Execution | AdaptiveExecution
+    if isinstance(codec, AqatCodec):
+        if options.deadline is None:
+            raise ValueError("codec 'aqat' needs budget_s= or deadline= to choose its bits by")
+        links, deadline = call.channel.links, options.deadline
+        execution = AdaptiveExecution(*args, codec=codec, links=links, deadline=deadline)
+        call.when_done.append(execution.abandon)
+    else:
+        execution = Execution(*args)
+        trace.active.count("bits", job.x.itemsize * 8 if program.exact else codec.bits)
     call.opened = True
     if program.gate:
         yield from call.finish_agreement()

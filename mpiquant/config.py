@@ -42,6 +42,10 @@ class Options:
         What the ranks compare.  "first": all plans when they are first used, and those of
         compressed calls with every call, beside their data.  "always": also MPI's own small
         reductions with every call, which costs them about as much again.  "never": nothing.
+    budget_s : float or None
+        Seconds from its start in which a call with the codec "aqat" shall end.
+    deadline : float or None
+        When it shall end, on the clock of `time.perf_counter`; goes before budget_s.
     progress : {"manual", "thread"}
         What moves nonblocking calls on: waits and tests only, or a thread as well.
     """
@@ -54,6 +58,8 @@ class Options:
     timeout: float | None = None
     stall_seconds: float | None = 30.0
     check: str = "first"
+    budget_s: float | None = None
+    deadline: float | None = None
     progress: str = "manual"
 
     def __post_init__(self) -> None:
@@ -62,7 +68,7 @@ class Options:
             value = getattr(self, name)
             if value is not None and value < lowest:
                 raise ValueError(f"{name} is {value}, expected {lowest} or more")
-        for name in ("timeout", "stall_seconds"):
+        for name in ("timeout", "stall_seconds", "budget_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value}, expected more than 0 or None")
@@ -76,7 +82,7 @@ PROGRESSES = ("manual", "thread")
 
 _CONVERTERS = {
     **dict.fromkeys(("min_size", "segment", "bucket_bytes"), int),
-    **dict.fromkeys(("timeout", "stall_seconds"), float),
+    **dict.fromkeys(("timeout", "stall_seconds", "budget_s", "deadline"), float),
 }
 
 

@@ -118,7 +118,8 @@ class _Compiler:
 
     def _codec_for(self, count: int) -> Codec:
         raw = count * self.dtype.itemsize
-        return self.codec if self.codec.nbytes(count, self.dtype) < raw else EXACT
+        smaller = self.codec.adaptive or self.codec.nbytes(count, self.dtype) < raw
+        return self.codec if smaller else EXACT
 
     def _segments(self, start: int, stop: int, offset: int) -> list[Segment]:
         codec = self._codec_for(stop - start)
@@ -147,7 +148,7 @@ class _Compiler:
                 length = segment.stop - segment.start
                 if length > room:
                     messages.append([])
-                    room = self.length
+                    room = 0 if self.codec.adaptive else self.length
                 messages[-1].append(segment)
                 room -= length
         return [Message(transfer.peer, True, tuple(m)) for m in messages]

@@ -36,6 +36,10 @@ class Stats:
     wait_s, idle_s : float
         Seconds waiting for the wire or for late peers, and the part of them during which the core
         did other work or rested.
+    partial_bits, final_bits : float or None
+        Of adaptive calls: mean bits of the values sent in partial and in final sums.
+    cut_messages : int
+        Messages of adaptive calls that were cut short.
     error : float or None
         With stats="error": 2-norm of the result minus the exact one over the norm of the exact
         one.
@@ -57,9 +61,29 @@ class Stats:
     python_s: float = 0.0
     wait_s: float = 0.0
     idle_s: float = 0.0
+    cut_messages: int = 0
     error: float | None = None
     max_error: float | None = None
     _squares: list[float] = field(default_factory=lambda: [0.0, 0.0], repr=False)
+
+    _sent: dict[bool, tuple[int, int]] = field(default_factory=dict, repr=False)
+
+    @property
+    def partial_bits(self) -> float | None:
+        return self._mean_bits(final=False)
+
+    @property
+    def final_bits(self) -> float | None:
+        return self._mean_bits(final=True)
+
+    def _mean_bits(self, final: bool) -> float | None:
+        bits, values = self._sent.get(final, (0, 0))
+        return bits / values if values else None
+
+    def sent(self, bits: int, values: int, *, final: bool) -> None:
+        """Note the bits of a message of an adaptive call."""
+        sum_bits, sum_values = self._sent.get(final, (0, 0))
+        self._sent[final] = sum_bits + bits * values, sum_values + values
 
     @property
     def ratio(self) -> float | None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
@@ -18,25 +19,25 @@ import launch
 import measure
 
 
-def reports(hosts: int, rate: str, iters: int) -> Iterator[tuple[str, measure.Report]]:
-    """Name and report of each peer, on a cluster that is up."""
+def peers(hosts: int, rate: str, iters: int) -> dict[str, Callable[[], measure.Report]]:
+    """What makes the report of each peer, on a cluster that is up."""
     options = ["-b", "64K", "-e", "64M", "-f", "4", "-n", str(iters), "-w", "2"]
-
-    def bench(mpi: str, *words: str, default: bool = False) -> measure.Report:
-        return measure.bench(mpi, hosts, rate, *words, default=default)
-
-    only_native = ["--codec", "exact", "--algo", "native"]
+    only_native = [*options, "--codec", "exact", "--algo", "native"]
+    ours = [*options, "--codec", "exact,bf16,q8,q4,q2", "--algo", "ring"]
+    found = {}
     for mpi in launch.MPIS:
         for default in (False, True):
+            bench = partial(measure.bench, mpi, hosts, rate, *only_native, default=default)
+            overlapping = partial(
+                measure.bench, mpi, hosts, rate, *only_native, "--nonblocking", default=default
+            )
             name = f"{mpi}-{'default' if default else 'tuned'}"
-            yield f"{name}-allreduce", bench(mpi, *options, *only_native, default=default)
-            nonblocking = [*options, *only_native, "--nonblocking"]
-            yield f"{name}-iallreduce", bench(mpi, *nonblocking, default=default)
+            found |= {f"{name}-allreduce": bench, f"{name}-iallreduce": overlapping}
     sizes = [(64 << 10) * 4**k for k in range(6)]
-    yield "gloo", measure.gloo(hosts, rate, sizes, iters)
+    found["gloo"] = partial(measure.gloo, hosts, rate, sizes, iters)
     for mpi in ("mpich", "openmpi"):
-        ours = ["--codec", "exact,bf16,q8,q4,q2", "--algo", "ring"]
-        yield f"mpiquant-{mpi}", bench(mpi, *options, *ours)
+        found[f"mpiquant-{mpi}"] = partial(measure.bench, mpi, hosts, rate, *ours)
+    return found
 
 
 def main() -> None:
@@ -44,13 +45,16 @@ def main() -> None:
     parser.add_argument("-n", "--hosts", type=int, default=4)
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--iters", type=int, default=10)
+    parser.add_argument("--only", default="", help="peers whose names have this in them")
     a = parser.parse_args()
     with measure.wire(a.hosts, a.rate):
-        for name, report in reports(a.hosts, a.rate, a.iters):
-            measure.store(f"peers-{a.hosts}x{a.rate}-{name}", report)
-            largest = report["results"][-1]
-            milliseconds = largest["time_us"] / 1e3
-            print(f"{name}: {largest['size'] >> 20} MiB in {milliseconds:.1f} ms", flush=True)
+        for name, report_of in peers(a.hosts, a.rate, a.iters).items():
+            if a.only in name:
+                report = report_of()
+                measure.store(f"peers-{a.hosts}x{a.rate}-{name}", report)
+                largest = report["results"][-1]
+                milliseconds = largest["time_us"] / 1e3
+                print(f"{name}: {largest['size'] >> 20} MiB in {milliseconds:.1f} ms", flush=True)
 
 
 if __name__ == "__main__":

@@ -26,9 +26,12 @@ class Codec(ABC):
     ----------
     lossy : bool
         Whether `decode(encode(x))` may differ from x.
+    adaptive : bool
+        Whether each message chooses a codec of its own: then `encode` and `decode` do not exist.
     """
 
     lossy: ClassVar[bool] = True
+    adaptive: ClassVar[bool] = False
 
     @property
     @abstractmethod

@@ -1,8 +1,8 @@
 """From what a user writes to a codec.
 
-Names are `exact`, `fp16`, `bf16`, `sign`, `ternary`, `q1` ... `q16`, and whatever third parties
-add: by `register`, or by an entry point of the group `mpiquant.codecs` that loads a function
-without arguments (a codec class will do).
+Names are `exact`, `fp16`, `bf16`, `sign`, `ternary`, `q1` ... `q16`, `aqat`, and whatever third
+parties add: by `register`, or by an entry point of the group `mpiquant.codecs` that loads a
+function without arguments (a codec class will do).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 
 from mpiquant.codecs.abc import Codec
+from mpiquant.codecs.aqat import AqatCodec
 from mpiquant.codecs.cast import BFloat16Codec, Float16Codec
 from mpiquant.codecs.identity import IdentityCodec
 from mpiquant.codecs.low_bit import LowBitCodec
@@ -30,6 +31,7 @@ _makers: dict[str, Callable[[], Codec]] = {
     "q1": LowBitCodec,
     "q2": partial(LowBitCodec, bits=2),
     **{f"q{bits}": partial(UniformCodec, bits=bits) for bits in range(3, 17)},
+    "aqat": AqatCodec,
 }
 
 

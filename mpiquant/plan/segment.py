@@ -41,6 +41,8 @@ def segment_length(
     """
     if asked_for is not None:
         return asked_for
+    if codec.adaptive:  # it must look at the time often
+        return LENGTHS[-1]
     longest = next((n for n in LENGTHS if chunk >= ENOUGH * n), LENGTHS[-1])
     if algorithm == "ring" and vendor != "Open MPI":
         return longest

@@ -11,7 +11,7 @@ from mpiquant import codecs
 from mpiquant.codecs import Codec, LowBitCodec, UniformCodec, by_name
 from mpiquant.config import Options, current, reload_environment
 
-EVERY = [by_name(name) for name in codecs.names()] + [
+EVERY = [codec for codec in map(by_name, codecs.names()) if not codec.adaptive] + [
     UniformCodec(bits=5, rounding="stochastic", seed=2),
     UniformCodec(bits=4, block=48),
     LowBitCodec(bits=2, block=7),
@@ -223,3 +223,43 @@ def test_b03_three_hundred_ranks():
     inputs = [np.ones(2400, np.float32) for _ in range(300)]
     out = collective("allreduce", "ring", inputs, UniformCodec(bits=8, block=4))[0][0]
     np.testing.assert_allclose(out, 300.0, rtol=1e-6)
+
+
+# ---- aqat ----
+
+
+def test_aqat_is_no_format():
+    codec = by_name("aqat")
+    assert codec.adaptive
+    for action in (codec.encode, codec.decode):
+        with pytest.raises(TypeError, match="chooses"):
+            action(np.zeros(1, np.uint8), np.zeros(1, np.float32))
+
+
+def test_levels_of_aqat_and_what_they_cost():
+    levels = codecs.AqatCodec(lowest=1, highest=16).levels(np.dtype(np.float32))
+    assert levels.bits == (1, 2, 3, 4, 5, 6, 7, 8, 16)
+    assert levels.costs == (1.0625, 2.0625, 3.25, *(b + 0.0625 for b in (4, 5, 6, 7, 8, 16)))
+    assert codecs.AqatCodec().levels(np.dtype(np.float64)).costs[-1] == 64
+
+
+def test_few_values_of_aqat_are_sent_exactly():
+    codec, dtype = codecs.AqatCodec(highest=8), np.dtype(np.float32)
+    assert codec.level(8.5, 1, dtype) == 32
+    assert codec.nbytes(1, dtype) == 4
+    assert codec.level(8.5, 1000, dtype) == 8
+    assert codec.nbytes(1000, dtype) == 1008
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"lowest": 0}, "lowest"),
+        ({"highest": 9}, "highest"),
+        ({"lowest": 8, "highest": 4}, "above"),
+        ({"margin": 0.6}, "margin"),
+    ],
+)
+def test_bad_options_of_aqat(change, word):
+    with pytest.raises(ValueError, match=word):
+        codecs.AqatCodec(**change)

@@ -1,0 +1,499 @@
+"""The runner of adaptive calls: each message chooses its bits when it is sent.
+
+It carries out the same programs as `mpiquant.execute`, with the same sums in the same order, but
+for two things.  A message says itself how many bits it has, and comes in parts, so what is received
+is put together first.  And what is ready to be sent waits in a queue until its link has room, and
+is encoded then: with the bits that the time left allows, and not before the peer is about to take
+it.
+
+A partial sum may be cut short between two parts, if the time that was its share is over.  A final
+sum is never cut; its owner chooses the bits of each piece when it sends it first, and the others
+send on what came.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from mpiquant import trace
+from mpiquant.codecs import AqatCodec, Codec, UniformCodec
+from mpiquant.codecs._mixed import hop_between
+from mpiquant.codecs.aqat import EXACT_BITS, codec_of
+from mpiquant.codecs.prefix import WIDE_MOST, decode_prefix
+from mpiquant.execute import PendingRequest, Transport
+from mpiquant.links import PART_S, Links
+from mpiquant.parts import (
+    ACK,
+    BUSY,
+    HEADER_NBYTES,
+    LAST,
+    Assembly,
+    End,
+    Header,
+    ends_of,
+    read_part,
+)
+from mpiquant.pool import pool
+from mpiquant.program import Message, Program, Segment
+from mpiquant.rate import slowest
+from mpiquant.stats import Stats
+from mpiquant.typing import Array, Bytes
+
+WINDOW = 4
+"""Receives posted ahead for each peer."""
+
+UNKNOWN_BITS = 8
+"""Bits of a message while nothing is known of the links, if the levels have as many."""
+
+
+@dataclass
+class _Stream:
+    """What comes from one peer: its messages in order, and acknowledgements between them."""
+
+    expected: deque[tuple[int, Message]] = field(default_factory=deque)
+    posted: deque[tuple[PendingRequest, Bytes]] = field(default_factory=deque)
+    unacknowledged: int = 0
+    longest: int = 0
+    number: int = 0
+    assembly: Assembly | None = None
+
+
+@dataclass
+class _Final:
+    """Bytes of a final segment, until they were sent for the last time."""
+
+    bits: int
+    wire: Bytes
+    owner: Assembly | Bytes
+    uses: int
+
+    def release(self) -> None:
+        self.uses -= 1
+        if self.uses == 0:
+            if isinstance(self.owner, Assembly):
+                self.owner.release()
+            else:
+                pool.give(self.owner)
+
+
+@dataclass
+class _Sum:
+    """What a segment is made of: own values, of the input if `fresh`, and what was received."""
+
+    segment: Segment
+    fresh: bool
+    received: Assembly | None = None
+
+
+class AdaptiveExecution:
+    """One adaptive call on one rank; like `mpiquant.execute.Execution`.
+
+    Parameters
+    ----------
+    program, transport, x, out, rest, stream, stats
+        As there.
+    codec : AqatCodec
+    links : Links
+    deadline : float
+        On the clock of `time.perf_counter`.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        transport: Transport,
+        x: Array,
+        out: Array,
+        rest: Array | None,
+        stream: int,
+        stats: Stats,
+        *,
+        codec: AqatCodec,
+        links: Links,
+        deadline: float,
+    ) -> None:
+        self.program = program
+        self.transport = transport
+        self.source = x if rest is None else rest
+        self.out = out
+        self.rest = rest
+        self.stream = stream
+        self.stats = stats
+        self.codec = codec
+        self.links = links
+        now = time.perf_counter()
+        self.deadline = now + (deadline - now) * (1 - codec.margin) if deadline > now else deadline
+        self.values_left = program.raw_nbytes // out.itemsize
+        self.heard: dict[int, float] = {}  # bandwidths of slowest links, as peers know them
+        self.nonfinite = False
+        self.moved = self.ended = False
+        self.handled = 0
+        self.assembled: dict[int, Assembly] = {}  # by number of the receive
+        self.streams: dict[int, _Stream] = {}
+        for number, message in enumerate(program.recvs):
+            stream_in = self._stream(message.peer)
+            stream_in.expected.append((number, message))
+            stream_in.longest = max(stream_in.longest, message.nbytes)
+        self.waiting = 0  # messages in the queues of the links
+        self.numbers: dict[int, int] = {}  # of the next message to each peer
+        self.sending: deque[tuple[PendingRequest, Bytes, bool]] = deque()
+        self.finals: dict[int, _Final] = {}
+        self.complete: dict[int, _Sum] = {}  # final sums that are to be encoded, by offset
+        self.encode_s = self.decode_s = 0.0
+
+    # ---- state machine ----
+
+    def start(self) -> None:
+        """Post the first receives and queue the first sends."""
+        self.links.expect(self, self.deadline, self.values_left)
+        for message in self.program.first_sends:
+            self._send(message)
+        self._post()
+        self.links.pump(time.perf_counter())
+
+    def advance(self) -> bool:
+        """Do all that can be done now; True at the end of the call."""
+        self._receive()
+        recvs = self.program.recvs
+        while self.handled in self.assembled:
+            self._handle(recvs[self.handled], self.assembled.pop(self.handled))
+            self.handled += 1
+            self.moved = True
+            self.moved |= self.links.pump(time.perf_counter())
+        self.moved |= self.links.pump(time.perf_counter())
+        self._end_sends()
+        if self.handled < len(recvs) or self.waiting or self.sending:
+            return False
+        if any(stream.unacknowledged for stream in self.streams.values()):
+            return False
+        if not self.ended:
+            self._end()
+        return True
+
+    def _end(self) -> None:
+        self.ended = True
+        self.links.finish(self, self.lowest)
+        self.stats.encode_s += self.encode_s
+        self.stats.decode_s += self.decode_s
+
+    def abandon(self) -> None:
+        """Send nothing more, since the call is over; perhaps it has failed."""
+        if not self.ended:
+            self.links.forget(self)
+
+    @property
+    def lowest(self) -> float:
+        """Bandwidth of the slowest link that this call knows of; NaN if it knows none."""
+        return slowest(self.links.incoming.bandwidth, *self.heard.values())
+
+    def has_moved(self) -> bool:
+        """Whether anything happened since the last time this was asked."""
+        moved, self.moved = self.moved, False
+        return moved
+
+    def waits_for(self) -> int | None:
+        """The rank whose message is due next, or that has not acknowledged all of ours."""
+        if self.handled < len(self.program.recvs):
+            return self.program.recvs[self.handled].peer
+        return next((p for p, stream in self.streams.items() if stream.unacknowledged), None)
+
+    # ---- receives ----
+
+    def _stream(self, peer: int) -> _Stream:
+        return self.streams.setdefault(peer, _Stream())
+
+    def _post(self) -> None:
+        """Post receives for what is certain to come: a part of each message, and each answer."""
+        for peer, stream in self.streams.items():
+            certain = len(stream.expected) + stream.unacknowledged
+            while len(stream.posted) < min(certain, WINDOW):
+                buffer = pool.take(HEADER_NBYTES + stream.longest)
+                stream.posted.append((self.transport.irecv(buffer, peer), buffer))
+
+    def _receive(self) -> None:
+        for peer, stream in self.streams.items():
+            while stream.posted and stream.posted[0][0].Test():
+                _, buffer = stream.posted.popleft()
+                self.moved = True
+                header, payload = read_part(buffer)
+                now = time.perf_counter()
+                if header.flags & ACK:
+                    stream.unacknowledged -= 1
+                    self.links.acknowledged(peer, self, now, header.bandwidth)
+                    pool.give(buffer)
+                else:
+                    self._take(peer, stream, header, payload, buffer, now)
+        self._post()
+
+    def _take(
+        self, peer: int, stream: _Stream, header: Header, payload: Bytes, buffer: Bytes, now: float
+    ) -> None:
+        self.links.arrived(now, header.nbytes, bool(header.flags & BUSY))
+        self.heard[peer] = header.bandwidth
+        known = self.links.incoming.bandwidth
+        answer = Header(ACK, 0, 0, header.number, header.start, header.values, 0, known).pack()
+        self.sending.append((self.transport.isend(answer, peer), answer, False))
+        self.stats.header_bytes += answer.nbytes
+        if not stream.expected or header.number != stream.number:
+            raise ValueError(f"message {header.number} came from rank {peer}: not expected")
+        number, message = stream.expected[0]
+        if stream.assembly is None:
+            (segment,) = message.segments
+            stream.assembly = Assembly(segment.start, segment.stop - segment.start, self.out.dtype)
+        if stream.assembly.add(header, payload, buffer):
+            self.assembled[number] = stream.assembly
+            stream.assembly = None
+            stream.number += 1
+            stream.expected.popleft()
+
+    # ---- what receives lead to ----
+
+    def _handle(self, message: Message, assembly: Assembly) -> None:
+        (segment,) = message.segments
+        if message.final:
+            assert assembly.header is not None
+            final = _Final(assembly.header.bits, assembly.wire, assembly, self._uses(segment))
+            self.finals[segment.offset] = final
+            for send in message.then:
+                self._send(send)
+            self._decode(segment, final)
+            return
+        if message.fused is not None:
+            self._queue(message.fused, _Sum(segment, message.fresh, assembly))
+        elif message.finalize is not None:
+            self.complete[message.finalize.offset] = _Sum(message.finalize, message.fresh, assembly)
+        else:
+            self._add(segment, message.fresh, assembly)
+        for send in message.then:
+            self._send(send)
+
+    def _add(self, segment: Segment, fresh: bool, assembly: Assembly) -> None:
+        a, b = segment.start, segment.stop
+        codec, wire = assembly.format()
+        begin = time.perf_counter()
+        codec.decode_add(wire, (self.source if fresh else self.out)[a:b], self.out[a:b])
+        self._spent("decode", "decode and add", begin)
+        assembly.release()
+
+    def _decode(self, segment: Segment, final: _Final) -> None:
+        begin = time.perf_counter()
+        out = self.out[segment.start : segment.stop]
+        self.nonfinite |= codec_of(final.bits).decode(final.wire, out)
+        self._spent("decode", "decode", begin)
+        final.release()
+
+    # ---- bits ----
+
+    def choose(self, segment: Segment, peer: int, now: float) -> int:
+        """Bits for the values of the next message."""
+        bandwidth = self.links.bandwidth(peer, self.lowest)
+        allowed = self.links.allowed_bits(self, now, peer, bandwidth)
+        if allowed != allowed:
+            allowed = UNKNOWN_BITS + 1
+        return self.codec.level(allowed, segment.stop - segment.start, self.out.dtype)
+
+    def share_s(self, values: int, now: float) -> float:
+        """Seconds that so many values may take, of the time up to the deadline."""
+        left = max(self.values_left, values)
+        return max(self.deadline - now, 0.0) * values / left
+
+    def account(self, values: int) -> None:
+        """Note that so many values have their bits."""
+        self.values_left -= values
+        self.links.expect(self, self.deadline, self.values_left)
+
+    # ---- encoding ----
+
+    def final_of(self, segment: Segment, peer: int, now: float) -> _Final:
+        """Bytes of a final segment; encoded now, and decoded, if the sum is this rank's."""
+        known = self.finals.get(segment.offset)
+        if known is not None:
+            return known
+        bits = self.choose(segment, peer, now)
+        codec = codec_of(bits)
+        buffer = pool.take(codec.nbytes(segment.stop - segment.start, self.out.dtype))
+        self.encode(self.complete.pop(segment.offset), codec, buffer)
+        final = _Final(bits, buffer, buffer, self._uses(segment))
+        self.finals[segment.offset] = final
+        self._decode(segment, final)
+        return final
+
+    def _uses(self, segment: Segment) -> int:
+        """Of a final segment: its decoding, and its sends."""
+        assert self.program.final_sends is not None
+        return 1 + self.program.final_sends.get(segment.offset, 0)
+
+    def encode(self, total: _Sum, codec: Codec, wire: Bytes) -> None:
+        """Encode own values, plus those that were received if there are any."""
+        begin = time.perf_counter()
+        segment, received = total.segment, total.received
+        x = (self.source if total.fresh else self.out)[segment.start : segment.stop]
+        residual = None if self.rest is None else self.rest[segment.start : segment.stop]
+        stream, index = self.stream ^ segment.origin, segment.start - segment.origin
+        if received is None:
+            codec.encode(x, wire, residual=residual, stream=stream, index=index)
+        else:
+            came, bytes_in = received.format()
+            hop_between(
+                came, bytes_in, x, codec, wire, residual=residual, stream=stream, index=index
+            )
+            received.release()
+        self._spent("encode", "encode" if received is None else "hop", begin)
+
+    def keep_rest_of(self, segment: Segment, codec: UniformCodec, wire: Bytes, end: End) -> None:
+        """Make the residual that of a message cut short."""
+        if self.rest is None:
+            return
+        count = segment.stop - segment.start
+        whole, sent = np.empty((2, count), self.out.dtype)
+        codec.decode(wire, whole)
+        decode_prefix(codec, wire[: end.stop], sent, end.planes)
+        self.rest[segment.start : segment.stop] += whole - sent
+
+    def _spent(self, lane: Literal["encode", "decode"], name: str, begin: float) -> None:
+        end = time.perf_counter()
+        if lane == "encode":
+            self.encode_s += end - begin
+        else:
+            self.decode_s += end - begin
+        trace.active.span(lane, name, begin, end)
+
+    # ---- sends ----
+
+    def _send(self, message: Message) -> None:
+        if message.final:
+            for segment in message.encode:
+                self.complete[segment.offset] = _Sum(segment, message.fresh)
+            self._queue(message, None)
+        elif message.encode:  # else it is fused with what was received
+            (segment,) = message.segments
+            self._queue(message, _Sum(segment, message.fresh))
+
+    def _queue(self, message: Message, total: _Sum | None) -> None:
+        self._stream(message.peer)
+        self.waiting += 1
+        self.links.queue(message.peer, _Outgoing(self, message, total))
+
+    def next_number(self, peer: int) -> int:
+        number = self.numbers.get(peer, 0)
+        self.numbers[peer] = number + 1
+        return number
+
+    def isend(self, buffer: Bytes, peer: int) -> None:
+        """Send a part, in a buffer of the pool."""
+        self.sending.append((self.transport.isend(buffer, peer), buffer, True))
+        self.streams[peer].unacknowledged += 1
+        self.stats.messages += 1
+        self.stats.wire_bytes += buffer.nbytes - HEADER_NBYTES
+        self.stats.header_bytes += HEADER_NBYTES
+
+    def _end_sends(self) -> None:
+        while self.sending and self.sending[0][0].Test():
+            _, buffer, pooled = self.sending.popleft()
+            self.moved = True
+            if pooled:
+                pool.give(buffer)
+
+
+class _Outgoing:
+    """A message on its way out (see `mpiquant.links.Outgoing`)."""
+
+    def __init__(self, execution: AdaptiveExecution, message: Message, total: _Sum | None) -> None:
+        self.key = execution
+        self.deadline = execution.deadline
+        self.message = message
+        self.total = total
+        self.number = execution.next_number(message.peer)
+        self.wire: Bytes | None = None
+        self.ends: deque[End] = deque()
+        self.begin = 0
+        self.bits = 0
+        self.planes = 0
+        self.until = math.inf
+        self.done = False
+
+    def send_part(self, now: float, busy: bool) -> int:
+        if self.wire is None:
+            self._begin(now)
+        assert self.wire is not None
+        flags = BUSY if busy else 0
+        if self._is_late(now):
+            self._cut()
+            payload, flags = self.wire[:0], flags | LAST
+        else:
+            end = self.ends.popleft()
+            payload = self.wire[self.begin : end.stop]
+            self.begin, self.planes = end
+            flags |= 0 if self.ends else LAST
+        self._isend(payload, flags)
+        if flags & LAST:
+            self._finish()
+        return HEADER_NBYTES + payload.nbytes
+
+    def ended(self) -> bool:
+        return self.done
+
+    def _begin(self, now: float) -> None:
+        execution, (segment,) = self.key, self.message.segments
+        count = segment.stop - segment.start
+        if self.total is None:
+            final = execution.final_of(segment, self.message.peer, now)
+            self.bits, self.wire = final.bits, final.wire
+        else:
+            self.bits = execution.choose(segment, self.message.peer, now)
+            self.until = now + 1.5 * execution.share_s(count, now) + PART_S
+            codec = codec_of(self.bits)
+            self.wire = pool.take(codec.nbytes(count, execution.out.dtype))
+            execution.encode(self.total, codec, self.wire)
+        execution.account(count)
+        bandwidth = execution.links.bandwidth(self.message.peer, execution.lowest)
+        target = math.inf if bandwidth != bandwidth else PART_S * bandwidth
+        codec = codec_of(self.bits)
+        self.ends = deque(ends_of(codec, count, execution.out.dtype, target))
+        trace.active.count("bits", self.bits)
+        execution.stats.sent(self.bits, count, final=self.message.final)
+
+    def _is_late(self, now: float) -> bool:
+        """Whether the next part is one too many."""
+        if self.message.final or self.begin == 0 or self.bits in (1, 2, EXACT_BITS):
+            return False
+        if self.bits == 16 and self.planes > WIDE_MOST:
+            return False
+        bandwidth = self.key.links.bandwidth(self.message.peer, self.key.lowest)
+        takes_s = (self.ends[0].stop - self.begin) / bandwidth if bandwidth == bandwidth else 0.0
+        return now + takes_s > self.until
+
+    def _cut(self) -> None:
+        (segment,) = self.message.segments
+        codec = codec_of(self.bits)
+        assert isinstance(codec, UniformCodec)
+        assert self.wire is not None
+        self.key.keep_rest_of(segment, codec, self.wire, End(self.begin, self.planes))
+        self.key.stats.cut_messages += 1
+
+    def _isend(self, payload: Bytes, flags: int) -> None:
+        execution, (segment,) = self.key, self.message.segments
+        lowest = execution.lowest
+        count = segment.stop - segment.start
+        nbytes, planes = payload.nbytes, self.planes
+        buffer = pool.take(HEADER_NBYTES + nbytes)
+        header = Header(flags, self.bits, planes, self.number, segment.start, count, nbytes, lowest)
+        header.pack_into(buffer)
+        buffer[HEADER_NBYTES:] = payload
+        execution.isend(buffer, self.message.peer)
+
+    def _finish(self) -> None:
+        self.done = True
+        self.key.waiting -= 1
+        (segment,) = self.message.segments
+        if self.message.final:
+            self.key.finals[segment.offset].release()
+        elif self.wire is not None:
+            pool.give(self.wire)
+        self.wire = None

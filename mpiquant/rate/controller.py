@@ -1,0 +1,138 @@
+"""How many bits a value gets, so that calls end at their deadlines.
+
+A deadline leaves a link some time; the bits that the link moves in it, over the values that it has
+to move, are the bits that each value can have.  Several arrays may share the link, each with a
+deadline of its own.  What is due by a deadline must have been sent by then, whatever else is
+sent, so an array may have
+
+    min over deadlines D' at or behind its own of   8 B (D' - t) / V(D')
+
+bits per value, where V(D') counts all values due by D', its own among them, and B is in bytes per
+second.  The link serves the earliest deadline first.
+
+Why that ends near the deadline: a width is the largest level below what fits, so each part takes at
+most its share of the time, and what it leaves goes to the parts behind it, which then choose among
+more.  Only the last part's remainder, less than a level's worth of its own share, is never used.
+Where the estimate of B was too high, the parts that follow have less time and take fewer bits; only
+the last one's delay is not made up for.
+
+All functions take numbers or arrays, so that a simulator can ask for all ranks at once.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mpiquant.rate._numbers import Floats, floats
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The widths to choose from.
+
+    Attributes
+    ----------
+    bits : tuple of int
+        Rising; the last one may be the exact values themselves.
+    costs : tuple of float
+        Bits on the wire for each value at each level, scales included.
+    """
+
+    bits: tuple[int, ...]
+    costs: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.bits or len(self.bits) != len(self.costs):
+            raise ValueError(f"{len(self.bits)} levels have {len(self.costs)} costs")
+        for name, values in (("bits", self.bits), ("costs", self.costs)):
+            if any(a >= b for a, b in pairwise(values)):
+                raise ValueError(f"{name} of levels must rise, not {values}")
+
+    def highest(self, allowed: float) -> int:
+        """Bits of the highest level that costs no more than is allowed, or of the lowest one."""
+        return self.bits[max(bisect_right(self.costs, allowed) - 1, 0)]
+
+    def index(self, allowed: ArrayLike) -> NDArray[np.intp]:
+        """Number of the highest level that costs no more than is allowed; 0 if there is none."""
+        return np.maximum(np.searchsorted(self.costs, allowed, side="right") - 1, 0)
+
+    def floor(self, allowed: ArrayLike) -> NDArray[np.int64]:
+        """Bits of that level."""
+        return np.asarray(self.bits)[self.index(allowed)]
+
+
+def fitting_bits(time_s: ArrayLike, bandwidth: ArrayLike, values: ArrayLike) -> Floats:
+    """Bits that each of some values can have.
+
+    Parameters
+    ----------
+    time_s : array_like
+        Seconds until the deadline; nothing fits if they are over.
+    bandwidth : array_like
+        Bytes per second.
+    values : array_like
+        Values to be sent.  Any number of bits fits where there are none.
+    """
+    values = floats(values)
+    bits = 8.0 * floats(bandwidth) * np.maximum(floats(time_s), 0.0)
+    return np.where(values > 0, bits / np.where(values > 0, values, 1.0), np.inf)
+
+
+def shared_bits(
+    now: ArrayLike, deadlines: ArrayLike, values: ArrayLike, bandwidth: ArrayLike
+) -> Floats:
+    """Bits that the values of each of several arrays on one link can have.
+
+    Parameters
+    ----------
+    now : array_like
+        Seconds on the clock of the deadlines.
+    deadlines, values : (..., m) array_like
+        Of all arrays that are still to be sent in this iteration, or expected to be; the values are
+        those that are left.
+    bandwidth : array_like
+        Bytes per second.
+
+    Returns
+    -------
+    (..., m) array
+        In the order of the arrays.
+    """
+    deadlines, values = np.broadcast_arrays(floats(deadlines), floats(values))
+    order = np.argsort(deadlines, axis=-1, kind="stable")
+    ends = np.take_along_axis(deadlines, order, -1)
+    left = np.take_along_axis(values, order, -1)
+    due = np.cumsum(left, axis=-1)
+    fits = fitting_bits(ends - floats(now)[..., None], floats(bandwidth)[..., None], due)
+    fits = np.where(left > 0, fits, np.inf)  # what has been sent holds nothing up
+    tightest = np.minimum.accumulate(fits[..., ::-1], axis=-1)[..., ::-1]
+    bits = np.empty_like(tightest)
+    np.put_along_axis(bits, order, tightest, -1)
+    return bits
+
+
+def bits_until(
+    deadline: float, now: float, arrays: Iterable[tuple[float, float]], bandwidth: float
+) -> float:
+    """`shared_bits` for one array of a given deadline, without NumPy: some are needed per message.
+
+    Parameters
+    ----------
+    deadline, now : float
+    arrays : iterable of (float, float)
+        Deadlines and values left of all arrays, the one in question among them.
+    bandwidth : float
+    """
+    allowed, due = math.inf, 0.0
+    for end, values in sorted(arrays):
+        due += values
+        if end >= deadline and values > 0:
+            allowed = min(allowed, 8.0 * bandwidth * max(end - now, 0.0) / due)
+    return allowed

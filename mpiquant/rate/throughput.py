@@ -1,0 +1,65 @@
+"""What a link moves per second, from the arrival of messages.
+
+A sample is the bytes of some messages over the time in which they arrived.  If their sender had
+nothing else to send meanwhile, the link may be faster than that, so such a sample can only raise an
+estimate: otherwise few bits would make small messages, these low estimates, and those fewer bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from mpiquant.rate._numbers import Floats, floats
+
+WEIGHT = 0.5
+"""Of a new sample against all earlier ones: after a change, five samples make up 31/32 of it."""
+
+
+def blend(
+    estimate: ArrayLike, sample: ArrayLike, idle: ArrayLike = False, weight: float = WEIGHT
+) -> Floats:
+    """The estimate behind a new sample; NaN stands for none yet.
+
+    Parameters
+    ----------
+    estimate, sample : array_like
+        Bytes per second.
+    idle : array_like of bool
+        Whether the sender was idle at times.
+    weight : float
+    """
+    estimate, sample = floats(estimate), floats(sample)
+    blended = estimate + weight * (sample - estimate)
+    kept = np.where(np.asarray(idle, bool) & (sample < estimate), estimate, blended)
+    return np.where(np.isnan(estimate), sample, kept)
+
+
+@dataclass
+class Throughput:
+    """A link's estimate.
+
+    Attributes
+    ----------
+    bandwidth : float
+        Bytes per second; NaN before the first sample.
+    samples : int
+        How many there have been.
+    """
+
+    bandwidth: float = float("nan")
+    samples: int = 0
+
+    def add(self, nbytes: int, seconds: float, idle: bool = False) -> None:
+        """Take in that so many bytes arrived in so many seconds."""
+        if seconds > 0:
+            self.bandwidth = float(blend(self.bandwidth, nbytes / seconds, idle))
+            self.samples += 1
+
+
+def slowest(*bandwidths: float) -> float:
+    """The least of some estimates, of which NaN are not known; NaN if none is."""
+    known = [bandwidth for bandwidth in bandwidths if bandwidth == bandwidth]
+    return min(known, default=float("nan"))
