@@ -26,7 +26,7 @@ PART_S = 4e-3
 """A part takes about so much time."""
 
 SAMPLE_S = 5e-3
-"""Least time of a sample of the bandwidth: arrivals are noted when nothing else is being done."""
+"""Least time of a sample of the bandwidth: arrivals are noted late while a kernel runs."""
 
 
 class Outgoing(Protocol):

@@ -41,10 +41,8 @@ def segment_length(
     """
     if asked_for is not None:
         return asked_for
-    if codec.adaptive:  # it must look at the time often
-        return LENGTHS[-1]
     longest = next((n for n in LENGTHS if chunk >= ENOUGH * n), LENGTHS[-1])
-    if algorithm == "ring" and vendor != "Open MPI":
-        return longest
+    if codec.adaptive or (algorithm == "ring" and vendor != "Open MPI"):
+        return longest  # adaptive messages are divided by the time that they take
     blocks = longest * EAGER_NBYTES // codec.nbytes(longest, dtype) // 512
     return min(longest, max(1, blocks - (blocks % 2 == 0)) * 512)

@@ -14,12 +14,12 @@ from numpy.typing import ArrayLike
 
 from mpiquant.rate._numbers import Floats, floats
 
-WEIGHT = 0.5
-"""Of a new sample against all earlier ones: after a change, five samples make up 31/32 of it."""
+HALF_S = 0.02
+"""A sample of so many seconds counts as much as all that were before it."""
 
 
 def blend(
-    estimate: ArrayLike, sample: ArrayLike, idle: ArrayLike = False, weight: float = WEIGHT
+    estimate: ArrayLike, sample: ArrayLike, seconds: ArrayLike, idle: ArrayLike = False
 ) -> Floats:
     """The estimate behind a new sample; NaN stands for none yet.
 
@@ -27,11 +27,13 @@ def blend(
     ----------
     estimate, sample : array_like
         Bytes per second.
+    seconds : array_like
+        Time that the sample took: what was seen for longer says more.
     idle : array_like of bool
         Whether the sender was idle at times.
-    weight : float
     """
     estimate, sample = floats(estimate), floats(sample)
+    weight = 1.0 - 0.5 ** (floats(seconds) / HALF_S)
     blended = estimate + weight * (sample - estimate)
     kept = np.where(np.asarray(idle, bool) & (sample < estimate), estimate, blended)
     return np.where(np.isnan(estimate), sample, kept)
@@ -55,7 +57,7 @@ class Throughput:
     def add(self, nbytes: int, seconds: float, idle: bool = False) -> None:
         """Take in that so many bytes arrived in so many seconds."""
         if seconds > 0:
-            self.bandwidth = float(blend(self.bandwidth, nbytes / seconds, idle))
+            self.bandwidth = float(blend(self.bandwidth, nbytes / seconds, seconds, idle))
             self.samples += 1
 
 

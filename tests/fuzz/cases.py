@@ -17,6 +17,9 @@ from fuzz import mutate
 from mpiquant import _agreement, _control, _kernels
 from mpiquant.codecs import LowBitCodec, TernaryCodec, UniformCodec, by_name
 from mpiquant.codecs._block import BlockCodec
+from mpiquant.codecs.aqat import LEVELS, codec_of
+from mpiquant.parts import HEADER_NBYTES, LAST, Assembly, Header, ends_of, read_part
+from mpiquant.pool import pool
 
 CODECS = [
     *(by_name(f"q{bits}") for bits in range(1, 17)),
@@ -37,13 +40,17 @@ class Finding(AssertionError):
 
 
 def run(seed: int, number: int, mutations: int = MUTATIONS) -> int:
-    """One case: how many mutated messages were tried.  Every eighth is of headers and control."""
+    """One case: how many mutated messages were tried.
+
+    Every eighth is of headers, control messages and messages in parts.
+    """
     rng = np.random.default_rng([seed, number])
     if number % 8 == 7:
         for _ in range(mutations):
             check_header(rng)
             check_control(rng)
-        return 2 * mutations
+            check_parts(rng)
+        return 3 * mutations
     codec, dtype = COMBINATIONS[(number - number // 8) % len(COMBINATIONS)]
     check_codec(codec, dtype, rng, mutations)
     return mutations
@@ -374,3 +381,48 @@ def check_control(rng: np.random.Generator) -> None:
         raise Finding(f"control message {data!r} is not what comes back")
     if getattr(found, "plan", None):
         _agreement.difference({0: PLAN.values(), 1: found.plan})
+
+
+# ---- messages in parts ----
+
+
+def some_parts(rng: np.random.Generator, count: int) -> list[np.ndarray]:
+    """The parts of a good message, perhaps of one that was cut short."""
+    bits, dtype = int(rng.choice(LEVELS)), np.dtype(np.float32)
+    codec = codec_of(bits)
+    wire = np.empty(codec.nbytes(count, dtype), np.uint8)
+    codec.encode(any_reals(rng, count, np.float32), wire)
+    ends = ends_of(codec, count, dtype, float(rng.choice([1, 1000, 1e9])))
+    ends = ends[: int(rng.integers(1, len(ends) + 1))]
+    parts, begin = [], 0
+    for i, (stop, planes) in enumerate(ends):
+        flags = LAST if i == len(ends) - 1 else 0
+        part = np.empty(HEADER_NBYTES + stop - begin, np.uint8)
+        Header(flags, bits, planes, 0, 7, count, stop - begin, 1e9).pack_into(part)
+        part[HEADER_NBYTES:] = wire[begin:stop]
+        parts.append(part)
+        begin = stop
+    return parts
+
+
+def check_parts(rng: np.random.Generator) -> None:
+    """A message in parts is refused with ValueError, or can be decoded."""
+    count = any_count(rng, 512)
+    parts = some_parts(rng, count)
+    spoilt = int(rng.integers(len(parts)))
+    parts[spoilt] = np.asarray(spoil(parts[spoilt], rng))
+    assembly, out = Assembly(7, count, np.dtype(np.float32)), np.empty(count, np.float32)
+    try:
+        for part in parts:
+            buffer = pool.take(part.nbytes)
+            buffer[:] = part
+            header, payload = read_part(buffer)
+            if assembly.add(header, payload, buffer):
+                break
+        else:
+            return  # more parts are waited for
+        codec, wire = assembly.format()
+        with np.errstate(all="ignore"):
+            codec.decode(wire, out)
+    except ValueError:
+        return

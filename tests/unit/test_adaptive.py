@@ -316,9 +316,9 @@ def test_a_slow_link_is_known_to_all(monkeypatch):
 
 
 def test_the_bits_recover_with_the_link(monkeypatch):
-    size, count = 4, 1_600_000
+    size, count = 4, 6_400_000
     trace = Trace((0.0, 5.0), (100 * MBIT, 1000 * MBIT))
-    cluster = Cluster(monkeypatch, size, lambda rank: trace, 32768)
+    cluster = Cluster(monkeypatch, size, lambda rank: trace, 131072)
     budget_s = 2 * (size - 1) * count / size * 7.5 / (8 * 1000 * MBIT)
     for _ in range(5):
         _, stats, _ = cluster.allreduce(normals(size, count), budget_s)
