@@ -31,7 +31,8 @@ class Options:
         arrays (fused buckets, for lists and dicts) of fewer elements exact: they gain nothing, and
         among them are losses, counters and metrics.
     segment : int or None
-        Elements of a pipelined segment; None: chosen by algorithm, codec and MPI.
+        Elements of a pipelined segment; None: chosen by algorithm, codec, MPI and
+        the length of the array.
     bucket_bytes : int
         Largest message that several arrays of a list or dict are fused into.
     timeout : float or None
