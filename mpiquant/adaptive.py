@@ -17,7 +17,6 @@ import math
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
@@ -25,8 +24,8 @@ from mpiquant import trace
 from mpiquant.codecs import AqatCodec, Codec, UniformCodec
 from mpiquant.codecs._mixed import hop_between
 from mpiquant.codecs.aqat import EXACT_BITS, codec_of
-from mpiquant.codecs.prefix import WIDE_MOST, decode_prefix
-from mpiquant.execute import PendingRequest, Transport
+from mpiquant.codecs.prefix import decode_prefix
+from mpiquant.execute import PendingRequest, Runner, Transport
 from mpiquant.links import PART_S, Links
 from mpiquant.parts import (
     ACK,
@@ -41,7 +40,7 @@ from mpiquant.parts import (
 )
 from mpiquant.pool import pool
 from mpiquant.program import Message, Program, Segment
-from mpiquant.rate import slowest
+from mpiquant.rate import share_s, slowest
 from mpiquant.stats import Stats
 from mpiquant.typing import Array, Bytes
 
@@ -91,7 +90,7 @@ class _Sum:
     received: Assembly | None = None
 
 
-class AdaptiveExecution:
+class AdaptiveExecution(Runner):
     """One adaptive call on one rank; like `mpiquant.execute.Execution`.
 
     Parameters
@@ -118,21 +117,14 @@ class AdaptiveExecution:
         links: Links,
         deadline: float,
     ) -> None:
-        self.program = program
-        self.transport = transport
-        self.source = x if rest is None else rest
-        self.out = out
-        self.rest = rest
-        self.stream = stream
-        self.stats = stats
+        super().__init__(program, transport, x, out, rest, stream, stats)
         self.codec = codec
         self.links = links
         now = time.perf_counter()
         self.deadline = now + (deadline - now) * (1 - codec.margin) if deadline > now else deadline
         self.values_left = program.raw_nbytes // out.itemsize
         self.heard: dict[int, float] = {}  # bandwidths of slowest links, as peers know them
-        self.nonfinite = False
-        self.moved = self.ended = False
+        self.ended = False
         self.handled = 0
         self.assembled: dict[int, Assembly] = {}  # by number of the receive
         self.streams: dict[int, _Stream] = {}
@@ -145,7 +137,6 @@ class AdaptiveExecution:
         self.sending: deque[tuple[PendingRequest, Bytes, bool]] = deque()
         self.finals: dict[int, _Final] = {}
         self.complete: dict[int, _Sum] = {}  # final sums that are to be encoded, by offset
-        self.encode_s = self.decode_s = 0.0
 
     # ---- state machine ----
 
@@ -191,11 +182,6 @@ class AdaptiveExecution:
     def lowest(self) -> float:
         """Bandwidth of the slowest link that this call knows of; NaN if it knows none."""
         return slowest(self.links.incoming.bandwidth, *self.heard.values())
-
-    def has_moved(self) -> bool:
-        """Whether anything happened since the last time this was asked."""
-        moved, self.moved = self.moved, False
-        return moved
 
     def waits_for(self) -> int | None:
         """The rank whose message is due next, or that has not acknowledged all of ours."""
@@ -245,7 +231,7 @@ class AdaptiveExecution:
         number, message = stream.expected[0]
         if stream.assembly is None:
             (segment,) = message.segments
-            stream.assembly = Assembly(segment.start, segment.stop - segment.start, self.out.dtype)
+            stream.assembly = Assembly(segment.start, segment.count, self.out.dtype)
         if stream.assembly.add(header, payload, buffer):
             self.assembled[number] = stream.assembly
             stream.assembly = None
@@ -296,12 +282,12 @@ class AdaptiveExecution:
         allowed = self.links.allowed_bits(self, now, peer, bandwidth)
         if allowed != allowed:
             allowed = UNKNOWN_BITS + 1
-        return self.codec.level(allowed, segment.stop - segment.start, self.out.dtype)
+        return self.codec.level(allowed, segment.count, self.out.dtype)
 
     def share_s(self, values: int, now: float) -> float:
         """Seconds that so many values may take, of the time up to the deadline."""
-        left = max(self.values_left, values)
-        return max(self.deadline - now, 0.0) * values / left
+        left_s = max(self.deadline - now, 0.0)
+        return float(share_s(left_s, values, max(self.values_left, values)))
 
     def account(self, values: int) -> None:
         """Note that so many values have their bits."""
@@ -317,7 +303,7 @@ class AdaptiveExecution:
             return known
         bits = self.choose(segment, peer, now)
         codec = codec_of(bits)
-        buffer = pool.take(codec.nbytes(segment.stop - segment.start, self.out.dtype))
+        buffer = pool.take(codec.nbytes(segment.count, self.out.dtype))
         self.encode(self.complete.pop(segment.offset), codec, buffer)
         final = _Final(bits, buffer, buffer, self._uses(segment))
         self.finals[segment.offset] = final
@@ -334,7 +320,7 @@ class AdaptiveExecution:
         begin = time.perf_counter()
         segment, received = total.segment, total.received
         x = (self.source if total.fresh else self.out)[segment.start : segment.stop]
-        residual = None if self.rest is None else self.rest[segment.start : segment.stop]
+        residual = self._residual(segment)
         stream, index = self.stream ^ segment.origin, segment.start - segment.origin
         if received is None:
             codec.encode(x, wire, residual=residual, stream=stream, index=index)
@@ -350,19 +336,11 @@ class AdaptiveExecution:
         """Make the residual that of a message cut short."""
         if self.rest is None:
             return
-        count = segment.stop - segment.start
+        count = segment.count
         whole, sent = np.empty((2, count), self.out.dtype)
         codec.decode(wire, whole)
         decode_prefix(codec, wire[: end.stop], sent, end.planes)
         self.rest[segment.start : segment.stop] += whole - sent
-
-    def _spent(self, lane: Literal["encode", "decode"], name: str, begin: float) -> None:
-        end = time.perf_counter()
-        if lane == "encode":
-            self.encode_s += end - begin
-        else:
-            self.decode_s += end - begin
-        trace.active.span(lane, name, begin, end)
 
     # ---- sends ----
 
@@ -441,29 +419,25 @@ class _Outgoing:
 
     def _begin(self, now: float) -> None:
         execution, (segment,) = self.key, self.message.segments
-        count = segment.stop - segment.start
+        count = segment.count
         if self.total is None:
             final = execution.final_of(segment, self.message.peer, now)
             self.bits, self.wire = final.bits, final.wire
         else:
             self.bits = execution.choose(segment, self.message.peer, now)
             self.until = now + 1.5 * execution.share_s(count, now) + PART_S
-            codec = codec_of(self.bits)
-            self.wire = pool.take(codec.nbytes(count, execution.out.dtype))
-            execution.encode(self.total, codec, self.wire)
+            self.wire = pool.take(codec_of(self.bits).nbytes(count, execution.out.dtype))
+            execution.encode(self.total, codec_of(self.bits), self.wire)
         execution.account(count)
         bandwidth = execution.links.bandwidth(self.message.peer, execution.lowest)
         target = math.inf if bandwidth != bandwidth else PART_S * bandwidth
-        codec = codec_of(self.bits)
-        self.ends = deque(ends_of(codec, count, execution.out.dtype, target))
+        self.ends = deque(ends_of(codec_of(self.bits), count, execution.out.dtype, target))
         trace.active.count("bits", self.bits)
         execution.stats.sent(self.bits, count, final=self.message.final)
 
     def _is_late(self, now: float) -> bool:
         """Whether the next part is one too many."""
-        if self.message.final or self.begin == 0 or self.bits in (1, 2, EXACT_BITS):
-            return False
-        if self.bits == 16 and self.planes > WIDE_MOST:
+        if self.message.final or self.begin == 0 or self.bits == EXACT_BITS:
             return False
         bandwidth = self.key.links.bandwidth(self.message.peer, self.key.lowest)
         takes_s = (self.ends[0].stop - self.begin) / bandwidth if bandwidth == bandwidth else 0.0
@@ -480,7 +454,7 @@ class _Outgoing:
     def _isend(self, payload: Bytes, flags: int) -> None:
         execution, (segment,) = self.key, self.message.segments
         lowest = execution.lowest
-        count = segment.stop - segment.start
+        count = segment.count
         nbytes, planes = payload.nbytes, self.planes
         buffer = pool.take(HEADER_NBYTES + nbytes)
         header = Header(flags, self.bits, planes, self.number, segment.start, count, nbytes, lowest)

@@ -60,7 +60,51 @@ class _Sending(NamedTuple):
     begin: float
 
 
-class Execution:
+class Runner:
+    """What both ways to carry out a call have: its arrays, its clocks.
+
+    See `Execution` for the parameters.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        transport: Transport,
+        x: Array,
+        out: Array,
+        rest: Array | None,
+        stream: int,
+        stats: Stats,
+    ) -> None:
+        self.program = program
+        self.transport = transport
+        self.source = x if rest is None else rest
+        self.out = out
+        self.rest = rest
+        self.stream = stream
+        self.stats = stats
+        self.nonfinite = False
+        self.moved = False
+        self.encode_s = self.decode_s = 0.0
+
+    def has_moved(self) -> bool:
+        """Whether anything happened since the last time this was asked."""
+        moved, self.moved = self.moved, False
+        return moved
+
+    def _residual(self, segment: Segment) -> Array | None:
+        return None if self.rest is None else self.rest[segment.start : segment.stop]
+
+    def _spent(self, lane: Literal["encode", "decode"], name: str, begin: float) -> None:
+        end = time.perf_counter()
+        if lane == "encode":
+            self.encode_s += end - begin
+        else:
+            self.decode_s += end - begin
+        trace.active.span(lane, name, begin, end)
+
+
+class Execution(Runner):
     """One call on one rank.
 
     Parameters
@@ -88,20 +132,13 @@ class Execution:
         stream: int,
         stats: Stats,
     ) -> None:
-        self.program = program
-        self.transport = transport
-        self.source = x if rest is None else rest
-        self.out = out
-        self.rest = rest
-        self.stream = stream
-        self.stats = stats
-        self.nonfinite = False
+        super().__init__(program, transport, x, out, rest, stream, stats)
         self.finals = place_finals(program, out)
         # Exact input can be sent from where it is, if nothing overwrites it meanwhile.
         self.zero_copy = rest is None and not np.may_share_memory(x, out)
-        self.encode_s = self.decode_s = self.mpi_s = 0.0
+        self.mpi_s = 0.0
         self.busy_s = 0.0  # in all that was not waiting
-        self.moved = self.ended = False
+        self.ended = False
         self.handled = 0
         self.posted = 0
         self.ahead_nbytes = 0  # in receives that are posted
@@ -170,11 +207,6 @@ class Execution:
         stats.decode_s += self.decode_s
         stats.mpi_s += self.mpi_s
         stats.python_s += self.busy_s - self.encode_s - self.decode_s - self.mpi_s
-
-    def has_moved(self) -> bool:
-        """Whether anything happened since the last time this was asked."""
-        moved, self.moved = self.moved, False
-        return moved
 
     def waits_for(self) -> int | None:
         """The rank whose message is due next, or None if only sends are unfinished."""
@@ -256,14 +288,6 @@ class Execution:
         self._spent("decode", "decode", begin)
         self.finals.used((segment,))
 
-    def _spent(self, lane: Literal["encode", "decode"], name: str, begin: float) -> None:
-        end = time.perf_counter()
-        if lane == "encode":
-            self.encode_s += end - begin
-        else:
-            self.decode_s += end - begin
-        trace.active.span(lane, name, begin, end)
-
     # ---- sends ----
 
     def _send(self, message: Message) -> None:
@@ -321,9 +345,6 @@ class Execution:
                 trace.active.overlapping("wire", name, sent.begin, end, nbytes=nbytes)
 
     # ---- buffers ----
-
-    def _residual(self, segment: Segment) -> Array | None:
-        return None if self.rest is None else self.rest[segment.start : segment.stop]
 
     def _take(self, nbytes: int) -> Bytes:
         """A buffer of the pool, of a finished send if there is one."""

@@ -39,7 +39,7 @@ class Outgoing(Protocol):
         """Of its call."""
 
     def send_part(self, now: float, busy: bool) -> int:
-        """Send the next part; its bytes, or 0 if there was none."""
+        """Send the next part; its bytes."""
 
     def ended(self) -> bool:
         """Whether all was sent."""
@@ -138,9 +138,8 @@ class Links:
                 message = link.queue[0][2]
                 busy = bool(link.under_way)
                 nbytes = message.send_part(now, busy)
-                if nbytes:
-                    link.under_way.append((message.key, nbytes, now, busy))
-                    moved = True
+                link.under_way.append((message.key, nbytes, now, busy))
+                moved = True
                 if message.ended():
                     heapq.heappop(link.queue)
         return moved

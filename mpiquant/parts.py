@@ -19,7 +19,6 @@ the part came by.  A message that ends behind fewer planes than it has bits was 
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -105,7 +104,7 @@ def ends_of(codec: Codec, count: int, dtype: np.dtype, target_nbytes: float) -> 
     if not isinstance(codec, UniformCodec):
         return [whole] if codec.lossy else list(_exact_ends(whole, target_nbytes))
     plane = -(-count // 8)
-    each = max(1, math.floor(target_nbytes / max(plane, 1))) if target_nbytes < math.inf else 99
+    each = max(1, int(min(target_nbytes, whole.stop) // max(plane, 1)))
     found, planes = [], max(FEWEST, min(each, codec.bits))
     while planes < codec.bits:
         if planes > WIDE_MOST:  # of 16 bits the last four go together

@@ -42,6 +42,10 @@ class Segment:
     offset: int
     """Place in the buffer of final bytes; 0 for a partial message."""
 
+    @property
+    def count(self) -> int:
+        return self.stop - self.start
+
 
 @dataclass(eq=False, slots=True)
 class Message:
@@ -145,12 +149,11 @@ class _Compiler:
         room = 0
         for chunk in range(transfer.first, transfer.last):
             for segment in self.chunks[chunk]:
-                length = segment.stop - segment.start
-                if length > room:
+                if segment.count > room:
                     messages.append([])
                     room = 0 if self.codec.adaptive else self.length
                 messages[-1].append(segment)
-                room -= length
+                room -= segment.count
         return [Message(transfer.peer, True, tuple(m)) for m in messages]
 
     def interleaved(self, transfers: tuple[Transfer, ...]) -> list[tuple[Transfer, Message]]:

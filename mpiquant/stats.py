@@ -65,7 +65,6 @@ class Stats:
     error: float | None = None
     max_error: float | None = None
     _squares: list[float] = field(default_factory=lambda: [0.0, 0.0], repr=False)
-
     _sent: dict[bool, tuple[int, int]] = field(default_factory=dict, repr=False)
 
     @property

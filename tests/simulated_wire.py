@@ -35,14 +35,11 @@ class Network:
 
     def leaves(self, rank, begin, nbytes):
         """When the last of some bytes has left."""
-        trace = self.trace(rank)
-        stops = [*trace.times[1:], float("inf")]
-        for start, stop, bandwidth in zip(trace.times, stops, trace.bandwidths, strict=True):
-            begin = max(begin, start)
-            room = (stop - begin) * bandwidth if stop > begin else 0
-            if nbytes <= room:
+        for seconds, bandwidth in self.trace(rank).pieces(begin, float("inf")):
+            if nbytes <= seconds * bandwidth:
                 return begin + nbytes / bandwidth
-            nbytes -= room
+            nbytes -= seconds * bandwidth
+            begin += seconds
         raise AssertionError("a trace ends never")
 
     def step(self):
