@@ -31,9 +31,18 @@ if TYPE_CHECKING:
         CallTimeoutError,
         LifecycleError,
         MPIQuantError,
+        RankLostError,
         RemoteTypeError,
     )
     from mpiquant.feedback import ErrorFeedback
+    from mpiquant.gradients import (
+        SGD,
+        Adam,
+        DistributedOptimizer,
+        GradientSynchronizer,
+        broadcast_parameters,
+        differing_parameters,
+    )
     from mpiquant.request import Request
     from mpiquant.stats import Stats
     from mpiquant.trace import mark
@@ -57,9 +66,18 @@ _HOMES = {
         "CallTimeoutError",
         "LifecycleError",
         "MPIQuantError",
+        "RankLostError",
         "RemoteTypeError",
     ),
     "feedback": ("ErrorFeedback",),
+    "gradients": (
+        "SGD",
+        "Adam",
+        "DistributedOptimizer",
+        "GradientSynchronizer",
+        "broadcast_parameters",
+        "differing_parameters",
+    ),
     "request": ("Request",),
     "stats": ("Stats",),
     "trace": ("mark",),
@@ -68,20 +86,25 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "SGD",
+    "Adam",
     "AgreementError",
     "Allreduce",
     "AqatCodec",
     "BFloat16Codec",
     "CallTimeoutError",
     "Codec",
+    "DistributedOptimizer",
     "ErrorFeedback",
     "Float16Codec",
+    "GradientSynchronizer",
     "Iallreduce",
     "IdentityCodec",
     "LifecycleError",
     "LowBitCodec",
     "MPIQuantError",
     "Options",
+    "RankLostError",
     "RemoteTypeError",
     "Request",
     "Stats",
@@ -90,6 +113,8 @@ __all__ = [
     "__version__",
     "allgather",
     "allreduce",
+    "broadcast_parameters",
+    "differing_parameters",
     "iallreduce",
     "mark",
     "options",

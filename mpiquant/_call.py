@@ -184,6 +184,8 @@ class Call:
             self.channel.give_up(str(error), self)
             raise
         except Exception as error:
+            if lost := self.channel.lose(error, self):
+                raise lost from error
             self.failing = True
             verdict = yield from self._fault(error)
             if verdict is error:

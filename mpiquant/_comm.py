@@ -14,14 +14,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from mpi4py import MPI
 
 from mpiquant import _control, trace
 from mpiquant._control import Answer, Fault, Question
-from mpiquant.errors import CallTimeoutError, LifecycleError
+from mpiquant.errors import CallTimeoutError, LifecycleError, RankLostError
 from mpiquant.links import Links
 
 OPEN_CALLS = 8
@@ -36,6 +36,9 @@ above the least bound that MPI guarantees, 32767.
 
 Data of different plans thus never meet: a message longer than its receive is an error in MPI, but
 Open MPI 5 writes all of it through shared memory, behind the end of the buffer."""
+
+LOST = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+"""Classes of errors by which MPI tells that a rank has died."""
 
 logger = logging.getLogger("mpiquant")
 
@@ -81,6 +84,7 @@ class Channel:
         self.told: list[tuple[MPI.Request, bytes]] = []
         self.abandoned: list[object] = []  # keeps the buffers of what never ended
         self.broken: str | None = None  # why no further call is possible
+        self.lost: list[int] | None = None  # ranks whose death broke it
         self.lock = threading.Lock()
 
     @contextmanager
@@ -90,7 +94,7 @@ class Channel:
             raise LifecycleError("another thread is in a call on this communicator")
         try:
             if self.broken is not None:
-                raise LifecycleError(f"the communicator cannot be used any more: {self.broken}")
+                raise self._unusable()
             yield
         finally:
             self.lock.release()
@@ -147,9 +151,37 @@ class Channel:
         for call in (*self.running, *self.queue):
             self.abandoned.append(call)
             if not call.done and call is not by:
-                call.fail(LifecycleError(f"the communicator cannot be used any more: {why}"))
+                call.fail(self._unusable())
         self.running.clear()
         self.queue.clear()
+
+    def _unusable(self) -> LifecycleError:
+        text = f"the communicator cannot be used any more: {self.broken}"
+        return LifecycleError(text) if self.lost is None else RankLostError(text, self.lost)
+
+    def lose(self, error: Exception, by: CallLike | None = None) -> RankLostError | None:
+        """What to raise if an error says that a rank has died; all other ranks then hear of it.
+
+        Only an MPI with user-level failure mitigation (ULFM) tells: elsewhere the whole job ends,
+        or the wait for the rank goes on until its timeout.
+        """
+        if not isinstance(error, MPI.Exception) or error.Get_error_class() not in LOST:
+            return None
+        if self.lost is None:
+            self.lost = self._failed()
+            for comm in (self.comm, self.native):
+                with suppress(MPI.Exception, NotImplementedError):
+                    comm.Revoke()  # whoever waits for us now, or for another, is told so
+            named = ", ".join(map(str, self.lost))
+            self.give_up(f"rank {named} has died" if named else "a rank has died", by)
+        return RankLostError(str(self._unusable()), self.lost)
+
+    def _failed(self) -> list[int]:
+        try:
+            failed, everybody = self.comm.Get_failed(), self.comm.Get_group()
+            return sorted(failed.Translate_ranks(None, everybody))
+        except (MPI.Exception, NotImplementedError):
+            return []
 
     # ---- control messages ----
 
@@ -159,6 +191,13 @@ class Channel:
 
     def poll(self) -> None:
         """Take in the control messages that have arrived."""
+        try:
+            self._poll()
+        except MPI.Exception as error:
+            if self.lose(error) is None:
+                raise
+
+    def _poll(self) -> None:
         self.told = [entry for entry in self.told if not entry[0].Test()]
         status = MPI.Status()
         while self.comm.Iprobe(MPI.ANY_SOURCE, CONTROL_TAG, status):

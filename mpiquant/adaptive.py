@@ -48,7 +48,7 @@ WINDOW = 4
 """Receives posted ahead for each peer."""
 
 UNKNOWN_BITS = 8
-"""Bits of a message while nothing is known of the links, if the levels have as many."""
+"""Bits of a message while nothing is known of the links or the time, if the levels have as many."""
 
 
 @dataclass
@@ -100,7 +100,7 @@ class AdaptiveExecution(Runner):
     codec : AqatCodec
     links : Links
     deadline : float
-        On the clock of `time.perf_counter`.
+        On the clock of `time.perf_counter`; NaN if it is not known, which gives `UNKNOWN_BITS`.
     """
 
     def __init__(
@@ -121,7 +121,9 @@ class AdaptiveExecution(Runner):
         self.codec = codec
         self.links = links
         now = time.perf_counter()
-        self.deadline = now + (deadline - now) * (1 - codec.margin) if deadline > now else deadline
+        self.timed = not math.isnan(deadline)
+        kept = codec.margin * max(deadline - now, 0.0) if self.timed else 0.0
+        self.deadline = deadline - kept if self.timed else math.inf
         self.values_left = program.raw_nbytes // out.itemsize
         self.heard: dict[int, float] = {}  # bandwidths of slowest links, as peers know them
         self.ended = False
@@ -280,7 +282,7 @@ class AdaptiveExecution(Runner):
         """Bits for the values of the next message."""
         bandwidth = self.links.bandwidth(peer, self.lowest)
         allowed = self.links.allowed_bits(self, now, peer, bandwidth)
-        if allowed != allowed:
+        if allowed != allowed or not self.timed:
             allowed = UNKNOWN_BITS + 1
         return self.codec.level(allowed, segment.count, self.out.dtype)
 

@@ -60,7 +60,7 @@ def _start(
         except LifecycleError:
             raise
         except Exception as error:
-            request = _refusal(channel, name, error)
+            request = refuse(channel, name, error)
         else:
             stall_s = terms.options.stall_seconds
             request = Request(terms.calls, _finish(terms, build, stats), stall_s)
@@ -71,7 +71,7 @@ def _start(
         return request
 
 
-def _refusal(channel: Channel, name: str | None, error: Exception) -> Request:
+def refuse(channel: Channel, name: str | None, error: Exception) -> Request:
     """A request that makes an exception, raised before any message, an error on every rank."""
     call = Call(channel, str(name or ""))
     call.launch(_raise(error))
@@ -197,7 +197,7 @@ def allreduce(
         "exact", "fp16", "bf16", "q1" ... "q16", "sign", "ternary", "aqat", a codec object, or a
         policy `name, shape -> codec`.  Default: that of `options` or MPIQUANT_CODEC; without any,
         exact.
-    algorithm : {"auto", "native", "ring", "halving_doubling", "hd", "direct"}
+    algorithm : {"auto", "native", "ring", "halving_doubling", "hd", "direct", "broadcast"}
     out : array (or list or dict of them), optional
         Gets the result; may be x itself.
     name : str, optional

@@ -7,7 +7,7 @@ agreed on with the other ranks and runs, on the schedules or natively.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -20,7 +20,7 @@ from mpiquant._comm import Channel
 from mpiquant.adaptive import AdaptiveExecution
 from mpiquant.codecs import EXACT, AqatCodec, Codec
 from mpiquant.codecs._block import mix_key
-from mpiquant.collectives import canonical, own_part
+from mpiquant.collectives import BROADCAST, canonical, own_part
 from mpiquant.config import Options
 from mpiquant.execute import Execution
 from mpiquant.plan import Choice, choose, segment_length
@@ -101,6 +101,8 @@ def decide(job: Job, options: Options, size: int) -> Choice:
         native_because = f"op {op_name(job.op)} is MPI's"
     elif dtype.kind == "b":
         native_because = "booleans are MPI's"
+    if canonical(options.algorithm) == BROADCAST and job.kind != "allreduce":
+        raise ValueError(f"a {job.kind} has no algorithm 'broadcast'")
     if dtype not in (np.float32, np.float64):
         exact_because = f"{dtype} is never compressed"
     elif not job.codec.lossy:
@@ -162,6 +164,8 @@ def collective(
     yield from call.open(plan)
     if choice.algorithm == "native":
         return (yield from _run_native(job, call, stats))
+    if choice.algorithm == BROADCAST:
+        return (yield from _run_broadcast(job, call, codec, options, stats))
     program = compile_program(
         job.kind,
         choice.algorithm,
@@ -230,6 +234,30 @@ def _run_schedule(
     if job.kind == "reduce_scatter":
         return not np.all(np.isfinite(job.out[own]))
     return execution.nonfinite or (program.exact and not np.all(np.isfinite(job.out)))
+
+
+def _run_broadcast(
+    job: Job, call: Call, codec: Codec, options: Options, stats: Stats
+) -> Steps[bool]:
+    """Whole arrays from each rank to all others; each adds them up, in the order of the ranks."""
+    assert call.plan is not None
+    rank, size, count = call.channel.rank, call.channel.size, job.x.size
+    rows = np.empty((size, count), job.x.dtype)
+    rest = None
+    if job.rest is not None:
+        rest = np.empty(rows.size, job.x.dtype)
+        rest[own_part(rows.size, rank, size)] = job.rest
+    gathering = replace(job, kind="allgather", out=rows.reshape(-1), rest=rest)
+    program = compile_program(
+        "allgather", "direct", rank, size, rows.size, codec, job.x.dtype, call.plan.segment
+    )
+    nonfinite = yield from _run_schedule(gathering, call, program, codec, options, stats)
+    np.copyto(job.out, rows[0])
+    for row in rows[1:]:
+        np.add(job.out, row, out=job.out)
+    if job.rest is not None and rest is not None:
+        job.rest[...] = rest[own_part(rows.size, rank, size)]
+    return nonfinite
 
 
 def _run_native(job: Job, call: Call, stats: Stats) -> Steps[bool]:

@@ -25,7 +25,7 @@ class Options:
     codec : str, Codec, policy or None
         None: nothing is compressed.
     algorithm : str
-        "auto", "native", "ring", "halving_doubling" ("hd") or "direct".
+        "auto", "native", "ring", "halving_doubling" ("hd"), "direct" or "broadcast".
     min_size : int
         A codec that comes from the context or the environment, not from the call itself, leaves
         arrays (fused buckets, for lists and dicts) of fewer elements exact: they gain nothing, and

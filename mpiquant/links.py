@@ -90,6 +90,10 @@ class Links:
         """The link to a peer."""
         return self._links.setdefault(peer, Link())
 
+    def bandwidths(self) -> dict[int, float]:
+        """Bytes per second to each peer, as it measured them; NaN if it did not."""
+        return {peer: link.out.bandwidth for peer, link in self._links.items()}
+
     # ---- bits ----
 
     def expect(self, key: Hashable, deadline: float, values: int) -> None:

@@ -140,18 +140,25 @@ class Request:
             raise LifecycleError("as_mpi() needs progress='thread': MPI's waits do not move it on")
         grequest = MPI.Grequest.Start(lambda status: None, lambda: None, lambda completed: None)
         self._seen = True
+        self.when_done(grequest.Complete)
+        return grequest
+
+    def when_done(self, function: Callable[[], object]) -> None:
+        """Have a function called once, when the call has ended: at once if it has.
+
+        It is called by whichever thread moves the call on, and must not start or await calls.
+        """
         with engine.lock:
             left = [call for call in self._calls if not call.done]
 
-            def complete() -> None:
+            def look() -> None:
                 if all(call.done for call in left):
-                    grequest.Complete()
+                    function()
 
             for call in left:
-                call.when_done.append(complete)
+                call.when_done.append(look)
             if not left:
-                complete()
-        return grequest
+                function()
 
 
 def _is_over(request: Any) -> bool:

@@ -7,6 +7,7 @@ training, float64 for the gradient check in test_networks.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Params = dict[str, Array]
+Activations = tuple[Array, Array, Array, Array, Array]
 
 
 def he_normal(rng: np.random.Generator, inputs: int, outputs: int) -> Array:
@@ -119,13 +121,33 @@ class ConvNet:
             "b3": np.zeros(self.classes, np.float32),
         }
 
-    def forward(self, p: Params, x: Array) -> tuple[Array, Array, Array, Array, Array]:
-        """Patches and activations of both convolutions, and the logits."""
+    def forward(self, p: Params, x: Array, need: Callable[[str], object] = str) -> Activations:
+        """Patches and activations of both convolutions, and the logits.
+
+        `need` is called with the name of each parameter just before its first use.
+        """
         cols1 = im2col(x.reshape(-1, self.side, self.side, 1))
+        need("w1"), need("b1")
         h1 = np.maximum(cols1 @ p["w1"] + p["b1"], 0)
         cols2 = im2col(h1)
+        need("w2"), need("b2")
         h2 = np.maximum(cols2 @ p["w2"] + p["b2"], 0)
+        need("w3"), need("b3")
         return cols1, h1, cols2, h2, flat(h2) @ p["w3"] + p["b3"]
+
+    def backward(
+        self, p: Params, activations: Activations, d_logits: Array
+    ) -> Iterator[tuple[str, Array]]:
+        """Names and gradients, as the backward pass makes them: the last layer's first."""
+        cols1, h1, cols2, h2, _ = activations
+        yield "b3", d_logits.sum(axis=0)
+        yield "w3", flat(h2).T @ d_logits
+        d_h2 = (d_logits @ p["w3"].T).reshape(h2.shape) * (h2 > 0)
+        yield "b2", pixels(d_h2).sum(axis=0)
+        yield "w2", pixels(cols2).T @ pixels(d_h2)
+        d_h1 = col2im(d_h2 @ p["w2"].T, h1.shape) * (h1 > 0)
+        yield "b1", pixels(d_h1).sum(axis=0)
+        yield "w1", pixels(cols1).T @ pixels(d_h1)
 
     def predict(self, p: Params, x: Array) -> Array:
         """Most likely label of each row."""
@@ -136,18 +158,11 @@ class ConvNet:
         self, p: Params, x: Array, y: Array, samples: float | None = None
     ) -> tuple[float, Params]:
         """Loss and gradients: sums over the rows, divided by `samples` (default: a mean)."""
-        cols1, h1, cols2, h2, logits = self.forward(p, x)
-        loss, d_logits = cross_entropy(logits, y, len(x) if samples is None else samples)
-        d_h2 = (d_logits @ p["w3"].T).reshape(h2.shape) * (h2 > 0)
-        d_h1 = col2im(d_h2 @ p["w2"].T, h1.shape) * (h1 > 0)
-        return loss, {
-            "w1": pixels(cols1).T @ pixels(d_h1),
-            "b1": pixels(d_h1).sum(axis=0),
-            "w2": pixels(cols2).T @ pixels(d_h2),
-            "b2": pixels(d_h2).sum(axis=0),
-            "w3": flat(h2).T @ d_logits,
-            "b3": d_logits.sum(axis=0),
-        }
+        activations = self.forward(p, x)
+        samples = len(x) if samples is None else samples
+        loss, d_logits = cross_entropy(activations[-1], y, samples)
+        grads = dict(self.backward(p, activations, d_logits))
+        return loss, {name: grads[name] for name in p}
 
 
 def flat(h: Array) -> Array:

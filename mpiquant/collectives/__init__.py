@@ -9,13 +9,15 @@ ALGORITHMS: dict[str, Algorithm] = {
     "direct": direct,
 }
 ALIASES = {"hd": "halving_doubling"}
+BROADCAST = "broadcast"
+"""Whole arrays to everybody: not a schedule of its own, but a direct allgather and a local sum."""
 
 
 def canonical(algorithm: str) -> str:
     """Full name of an algorithm; ValueError naming all if there is none."""
     name = ALIASES.get(algorithm, algorithm)
-    if name not in ("auto", "native", *ALGORITHMS):
-        known = ", ".join(("auto", "native", *ALGORITHMS, *ALIASES))
+    if name not in ("auto", "native", *ALGORITHMS, BROADCAST):
+        known = ", ".join(("auto", "native", *ALGORITHMS, BROADCAST, *ALIASES))
         raise ValueError(f"unknown algorithm {algorithm!r}; known are {known}")
     return name
 
@@ -23,6 +25,7 @@ def canonical(algorithm: str) -> str:
 __all__ = [
     "ALGORITHMS",
     "ALIASES",
+    "BROADCAST",
     "Algorithm",
     "Step",
     "Transfer",

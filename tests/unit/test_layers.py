@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[2] / "mpiquant"
 # Each module may import those of its own line and of the lines below.
 LAYERS = (
     ("cli",),
-    ("wrap",),
+    ("wrap", "gradients"),
     ("api",),
     ("quick",),
     ("buckets", "request"),

@@ -1,0 +1,355 @@
+"""The points of `make claims-aqat` that are measured on ranks; run on hosts of the lab.
+
+    aqat_ranks.py train '{"codec": "aqat", ...}'
+
+trains a quadratic model of some layers, whose computation is a sleep: four ranks that really
+computed would share two cores here, and their jitter would drown what is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _on_ranks import comm, point
+from mpi4py import MPI
+
+import mpiquant
+from mpiquant import adaptive, links
+
+WATCHED = 4
+"""The layer whose loss and errors are followed."""
+
+NOISES = 2
+LEARNING_RATE = 0.5
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to train, and how.
+
+    Attributes
+    ----------
+    codec, algorithm : str
+    layers : tuple of int
+        Values of each, in the order of the forward pass.
+    step_s : float
+        Computation of a step; a third of it is the forward pass.
+    run_s, steps : float, int
+        When to end: after the time, or the number of steps if there is one.
+    late_s : float
+        Steps that began before are left out of the figures.
+    check : bool
+        Compare all results of all ranks.
+    batch : int
+        Samples of real dense layers; 0: their computation is a sleep.
+    """
+
+    codec: str = "aqat"
+    algorithm: str = "ring"
+    layers: tuple[int, ...] = (16 << 10, *[512 << 10] * 7)
+    step_s: float = 0.2
+    run_s: float = 20.0
+    steps: int = 0
+    late_s: float = 2.0
+    check: bool = False
+    batch: int = 0
+
+
+class Model:
+    """Half of h (w - t)^2 for each value, with another target t on each rank, and noise."""
+
+    def __init__(self, task: Task) -> None:
+        self.layers = task.layers
+        self.w = [np.zeros(n, np.float32) for n in task.layers]
+        self.targets = [self._targets(i)[comm.rank] for i in range(len(task.layers))]
+        self.noise = [self._noises(i, n)[comm.rank] for i, n in enumerate(task.layers)]
+        n = task.layers[WATCHED]
+        self.h = [np.geomspace(1, 0.01, n, dtype=np.float32) for n in task.layers]
+        self.mean_target = np.mean(self._targets(WATCHED), axis=0, dtype=np.float32)
+        self.mean_noise = np.mean(self._noises(WATCHED, n), axis=0, dtype=np.float32)
+        self.errors: list[float] = []
+
+    def _targets(self, layer: int) -> list[float]:
+        return [1.0 + 0.5 * rank for rank in range(comm.size)]
+
+    def _noises(self, layer: int, n: int) -> list[Any]:
+        """For each rank, some noises of a layer."""
+        return [
+            np.random.default_rng([layer, rank])
+            .standard_normal((NOISES, n), np.float32)
+            .__imul__(np.float32(0.1))
+            for rank in range(comm.size)
+        ]
+
+    def gradient(self, layer: int, step: int) -> Any:
+        return (
+            self.h[layer] * (self.w[layer] - self.targets[layer]) + self.noise[layer][step % NOISES]
+        )
+
+    def forward(self, layer: int) -> None:
+        """The stand-in has nothing to do."""
+
+    def update(self, layer: int, mean: Any, step: int) -> None:
+        if layer == WATCHED:
+            exact = self.h[layer] * (self.w[layer] - self.mean_target)
+            exact += self.mean_noise[step % NOISES]
+            self.errors.append(float(np.linalg.norm(mean - exact) / np.linalg.norm(exact)))
+        self.w[layer] -= np.float32(LEARNING_RATE) * mean
+
+    def loss(self) -> float:
+        away = self.w[WATCHED] - self.mean_target
+        return float(0.5 * np.dot(self.h[WATCHED] * away, away) / away.size)
+
+
+def sleep_until(end: float) -> None:
+    time.sleep(max(0.0, end - time.perf_counter()))
+
+
+class Dense(Model):
+    """The same with the real work of dense layers beside it."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        rng = np.random.default_rng(0)
+        forms = [(max(1, n // 1024), min(n, 1024)) for n in task.layers]
+        self.matrices = [w.reshape(form) for w, form in zip(self.w, forms, strict=True)]
+        self.x = [rng.standard_normal((task.batch, form[0]), np.float32) for form in forms]
+        self.dy = [rng.standard_normal((task.batch, form[1]), np.float32) for form in forms]
+
+    def forward(self, layer: int) -> None:
+        self.x[layer] @ self.matrices[layer]
+
+    def gradient(self, layer: int, step: int) -> Any:
+        self.dy[layer] @ self.matrices[layer].T
+        return (self.x[layer].T @ self.dy[layer]).reshape(-1)
+
+
+def train(task: Task) -> None:
+    model = Dense(task) if task.batch else Model(task)
+    names = [f"layer{i}" for i in range(len(task.layers))]
+    sync = mpiquant.GradientSynchronizer(
+        dict(zip(names, model.w, strict=True)),
+        codec=task.codec,
+        algorithm=task.algorithm,
+        bucket_bytes=4 * max(task.layers),
+        timeout=60,
+    )
+    layer_s = task.step_s / 3 / len(names)
+    losses, sums, step = [], [], 0
+    comm.Barrier()
+    began = time.perf_counter()
+    cpu = time.process_time()
+    late_cpu, late_step = cpu, 0
+    while True:
+        now = time.perf_counter() - began
+        if step % 8 == 0:
+            over = step >= task.steps if task.steps else now > task.run_s
+            if comm.bcast(over):
+                break
+        if now <= task.late_s:
+            late_cpu, late_step = time.process_time(), step
+        for i, name in enumerate(names):
+            mean = sync.wait(name)
+            begin = time.perf_counter()
+            if mean is not None:
+                if task.check:
+                    sums.append(zlib.crc32(mean))
+                model.update(i, mean, step - 1)
+            model.forward(i)
+            sleep_until(begin + layer_s)
+        losses.append((now, model.loss()))
+        for i, name in reversed(list(enumerate(names))):
+            begin = time.perf_counter()
+            gradient = model.gradient(i, step)
+            sleep_until(begin + 2 * layer_s)
+            sync.ready(name, gradient)
+        step += 1
+    sync.wait_all()
+    cpu_s = (time.process_time() - late_cpu) / max(step - late_step, 1)
+    ended = time.perf_counter()
+    report = sync.report()
+    same = len(set(comm.allgather(tuple(sums)))) == 1
+    turns = [
+        [
+            (t.ready, t.need, t.done, t.wait_s, t.stats.partial_bits, t.stats.final_bits)
+            for t in bucket.turns
+        ]
+        for bucket in sync.buckets
+    ]
+    header = sum(b.turns[-1].stats.header_bytes for b in sync.buckets)
+    wire = sum(b.turns[-1].stats.wire_bytes for b in sync.buckets)
+    cut = comm.allreduce(sum(t.stats.cut_messages for b in sync.buckets for t in b.turns))
+    everybody = comm.gather(turns)
+    if comm.rank == 0:
+        print(report, file=sys.stderr)
+    point(
+        steps=step,
+        began=began,
+        step_ms=1e3 * (ended - began) / step,
+        median_step_ms=1e3 * report.step_s,
+        wire_wait_ms=1e3 * report.wire_wait_s,
+        peer_wait_ms=1e3 * report.peer_wait_s,
+        rows=[asdict(row) for row in report.buckets],
+        errors=model.errors[-100:],
+        losses=losses,
+        cpu_ms=1e3 * comm.allreduce(cpu_s) / comm.size,
+        header_bytes=header,
+        wire_bytes=wire,
+        cut=cut,
+        identical=same,
+        turns=everybody,
+    )
+
+
+# ---- calls with a budget ----
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Allreduces, one after the other, each with a budget.
+
+    Attributes
+    ----------
+    count : int
+        Values.
+    budget_s : float
+    calls : int
+    marker : str
+        A file that rank 0 makes when the call of number `mark_at` begins.
+    mark_at : int
+    in_parts : bool
+        Whether messages are sent in parts.
+    """
+
+    count: int
+    budget_s: float
+    calls: int
+    marker: str = ""
+    mark_at: int = -1
+    in_parts: bool = True
+    codec: str = "aqat"
+
+
+def calls(task: Calls) -> None:
+    if not task.in_parts:
+        adaptive.PART_S = math.inf
+    log = PartLog()
+    rng = np.random.default_rng(comm.rank)
+    x = rng.standard_normal(task.count, np.float32)
+    out = np.empty_like(x)
+    feedback = mpiquant.ErrorFeedback()
+    total, exact = np.zeros(task.count), np.zeros(task.count)
+    found = []
+    cpu_s = 0.0
+    for k in range(task.calls):
+        exact += comm.allreduce(x.astype(np.float64))
+        comm.Barrier()
+        if k == task.mark_at and comm.rank == 0:
+            Path(task.marker).touch()
+        log.clear()
+        begin, cpu = time.perf_counter(), time.process_time()
+        _, stats = mpiquant.allreduce(
+            x,
+            out=out,
+            algorithm="ring",
+            codec=task.codec,
+            budget_s=task.budget_s,
+            feedback=feedback,
+            name="x",
+            timeout=60,
+            stats=True,
+        )
+        taken = comm.allreduce(time.perf_counter() - begin, MPI.MAX)
+        cpu_s += time.process_time() - cpu
+        bits = comm.allreduce(np.array([stats.partial_bits or 32, stats.final_bits or 32]))
+        total += out
+        found.append(
+            {
+                "taken_s": taken,
+                "bits": list(bits / comm.size),
+                "cut": comm.allreduce(stats.cut_messages),
+                "late_parts": comm.allreduce(log.late_parts(), MPI.MAX),
+                "controller_s": comm.allreduce(log.seconds) / comm.size,
+                "header_bytes": stats.header_bytes,
+                "wire_bytes": stats.wire_bytes,
+            }
+        )
+    rest = feedback.residual("x")
+    kept = comm.allreduce(np.zeros(task.count) if rest is None else rest.astype(float))
+    lost = float(np.abs(total + kept - exact).max())
+    same = len(set(comm.allgather(zlib.crc32(out)))) == 1
+    cpu_s = comm.allreduce(cpu_s) / comm.size / task.calls
+    point(calls=found, identical=same, lost=lost, cpu_s=cpu_s)
+
+
+class PartLog:
+    """Notes parts of partial sums that came after their message's time, and the controller's time.
+
+    It wraps methods of the runner, for measuring only.
+    """
+
+    def __init__(self) -> None:
+        self.under_way: dict[Any, list[tuple[int, float]]] = {}
+        self.late: dict[int, int] = {}
+        self.seconds = 0.0
+        self._wrap_parts()
+        for owner, names in (
+            (adaptive.AdaptiveExecution, ("choose", "account")),
+            (adaptive._Outgoing, ("_is_late",)),
+            (links.Links, ("arrived",)),
+        ):
+            for name in names:
+                self._time(owner, name)
+
+    def clear(self) -> None:
+        self.late.clear()
+        self.seconds = 0.0
+
+    def late_parts(self) -> int:
+        """Most parts of one message that came after its time."""
+        return max(self.late.values(), default=0)
+
+    def _wrap_parts(self) -> None:
+        isend, acknowledged = adaptive._Outgoing._isend, links.Links.acknowledged
+
+        def noting_isend(message: Any, payload: Any, flags: int) -> None:
+            until = math.inf if message.message.final else message.until
+            entry = (id(message), until)
+            self.under_way.setdefault((message.key, message.message.peer), []).append(entry)
+            isend(message, payload, flags)
+
+        def noting(self_: Any, peer: int, key: Any, now: float, bandwidth: float) -> None:
+            message, until = self.under_way[key, peer].pop(0)
+            if now > until:
+                self.late[message] = self.late.get(message, 0) + 1
+            acknowledged(self_, peer, key, now, bandwidth)
+
+        adaptive._Outgoing._isend = noting_isend  # type: ignore[method-assign]
+        links.Links.acknowledged = noting  # type: ignore[method-assign]
+
+    def _time(self, owner: Any, name: str) -> None:
+        method = getattr(owner, name)
+
+        def timed(*arguments: Any) -> Any:
+            begin = time.perf_counter()
+            result = method(*arguments)
+            self.seconds += time.perf_counter() - begin
+            return result
+
+        setattr(owner, name, timed)
+
+
+if __name__ == "__main__":
+    what, options = sys.argv[1], json.loads(sys.argv[2])
+    if what == "train":
+        train(Task(**options))
+    else:
+        calls(Calls(**options))

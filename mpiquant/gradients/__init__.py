@@ -1,0 +1,17 @@
+"""Gradients of a training run: buckets, overlap, optimizers, replicas."""
+
+from mpiquant.gradients.optimizer import SGD, Adam, DistributedOptimizer
+from mpiquant.gradients.parameters import broadcast_parameters, differing_parameters
+from mpiquant.gradients.report import Report, Row
+from mpiquant.gradients.synchronizer import GradientSynchronizer
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "DistributedOptimizer",
+    "GradientSynchronizer",
+    "Report",
+    "Row",
+    "broadcast_parameters",
+    "differing_parameters",
+]
