@@ -106,7 +106,7 @@ class Training:
         """Go on from the checkpoint, if all ranks have one of the same step."""
         state = None
         if self.args.checkpoint and self.file().exists():
-            state = pickle.loads(self.file().read_bytes())  # noqa: S301 - our own file
+            state = pickle.loads(self.file().read_bytes())
         steps = set(self.comm.allgather(None if state is None else state["step"]))
         if state is None or len(steps) > 1:
             return
@@ -128,7 +128,11 @@ def main() -> int:
     args = parser.parse_args()
     comm = MPI.COMM_WORLD
     with contextlib.redirect_stdout(io.StringIO() if comm.rank else sys.stdout):
-        training = Training(digits.load(args.data), args, comm)
+        try:
+            data = digits.load(args.data)
+        except FileNotFoundError as error:
+            parser.error(str(error))
+        training = Training(data, args, comm)
         training.load()
         begin, first = time.perf_counter(), training.step
         losses = training.run()

@@ -60,5 +60,6 @@ def normals(comm, count, dtype=np.float32, seed=0):
     return every[comm.rank], np.sum(every, axis=0, dtype=np.float64)
 
 
-ALGORITHMS = ("ring", "halving_doubling", "direct", "broadcast")
+SCHEDULES = ("ring", "halving_doubling", "direct")
+ALGORITHMS = (*SCHEDULES, "broadcast")
 CODECS = ("exact", "fp16", "bf16", "q16", "q8", "q4", "q3", "q2", "q1", "ternary")

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from conftest import ALGORITHMS, digests, normals, raised, together
+from conftest import ALGORITHMS, SCHEDULES, digests, normals, raised, together
 from mpi4py import MPI
 
 import mpiquant
@@ -234,7 +234,7 @@ def test_communicators_come_and_go(comm):
 
 def test_reduce_scatter_and_allgather_faces(comm):
     size, rank = comm.size, comm.rank
-    for algorithm in ("native", *ALGORITHMS):
+    for algorithm in ("native", *SCHEDULES):
         x = np.arange(2 * size + 1, dtype=np.float64)
         part = mpiquant.reduce_scatter(x, comm=comm, algorithm=algorithm)
         mean = mpiquant.reduce_scatter(x, "mean", comm=comm, algorithm=algorithm)
@@ -275,7 +275,7 @@ def test_stochastic_calls_differ_and_repeat(comm):
 
 
 @pytest.mark.parametrize("codec", ["q8", "q2", "ternary"])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", SCHEDULES)
 def test_reduce_scatter_feedback_telescopes(comm, algorithm, codec):
     """Parts that a rank keeps unencoded leave no residual; non-finite steps leave no trace."""
     feedback = mpiquant.ErrorFeedback()
@@ -385,8 +385,14 @@ def test_any_exception_in_a_call_reaches_all_ranks(comm, algorithm):
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("count", [1, 2, 6000])
-@pytest.mark.parametrize("call", [mpiquant.allreduce, mpiquant.reduce_scatter, mpiquant.allgather])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("call", "algorithm"),
+    [
+        *((mpiquant.allreduce, algorithm) for algorithm in ALGORITHMS),
+        *((mpiquant.reduce_scatter, algorithm) for algorithm in SCHEDULES),
+        *((mpiquant.allgather, algorithm) for algorithm in SCHEDULES),
+    ],
+)
 def test_mixed_up_known_plans(comm, algorithm, call, count):
     """Both plans were agreed on before, so only the neighbours' headers tell them apart."""
     x = np.ones(count)
@@ -569,3 +575,10 @@ def test_small_native_calls_in_a_loop(comm):
             assert turned.shape == swapped.shape
             assert all(e and "read-only" in e[1] for e in refused)
             assert all(e and "overlaps" in e[1] for e in overlap)
+
+
+def test_broadcast_is_for_allreduce(comm):
+    for call in (mpiquant.reduce_scatter, mpiquant.allgather):
+        errors = raised(comm, lambda call=call: call(np.ones(100), algorithm="broadcast"))
+        with together(comm):
+            assert comm.size == 1 or all("no algorithm 'broadcast'" in text for _, text in errors)
