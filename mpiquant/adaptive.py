@@ -30,8 +30,10 @@ from mpiquant.links import PART_S, Links
 from mpiquant.parts import (
     ACK,
     BUSY,
+    GUESS,
     HEADER_NBYTES,
     LAST,
+    SILENT,
     Assembly,
     End,
     Header,
@@ -49,6 +51,10 @@ WINDOW = 4
 
 UNKNOWN_BITS = 8
 """Bits of a message while nothing is known of the links or the time, if the levels have as many."""
+
+
+HEADROOM_BITS = 0.25
+"""How many more bits than until now the others expect of a call."""
 
 
 @dataclass
@@ -125,6 +131,7 @@ class AdaptiveExecution(Runner):
         kept = codec.margin * max(deadline - now, 0.0) if self.timed else 0.0
         self.deadline = deadline - kept if self.timed else math.inf
         self.values_left = program.raw_nbytes // out.itemsize
+        self.values_chosen = self.bits_chosen = 0
         self.heard: dict[int, float] = {}  # bandwidths of slowest links, as peers know them
         self.ended = False
         self.handled = 0
@@ -136,6 +143,7 @@ class AdaptiveExecution(Runner):
             stream_in.longest = max(stream_in.longest, message.nbytes)
         self.waiting = 0  # messages in the queues of the links
         self.numbers: dict[int, int] = {}  # of the next message to each peer
+        self.sends = program.sends_by_peer
         self.sending: deque[tuple[PendingRequest, Bytes, bool]] = deque()
         self.finals: dict[int, _Final] = {}
         self.complete: dict[int, _Sum] = {}  # final sums that are to be encoded, by offset
@@ -144,6 +152,8 @@ class AdaptiveExecution(Runner):
 
     def start(self) -> None:
         """Post the first receives and queue the first sends."""
+        least = codec_of(self.codec.lowest).nbytes(self.values_left, self.out.dtype)
+        self.links.begin(self, self.deadline, least)
         self.links.expect(self, self.deadline, self.values_left)
         for message in self.program.first_sends:
             self._send(message)
@@ -171,7 +181,8 @@ class AdaptiveExecution(Runner):
 
     def _end(self) -> None:
         self.ended = True
-        self.links.finish(self, self.lowest)
+        early = self.timed and time.perf_counter() < self.deadline
+        self.links.finish(self, self.lowest, early)
         self.stats.encode_s += self.encode_s
         self.stats.decode_s += self.decode_s
 
@@ -183,7 +194,8 @@ class AdaptiveExecution(Runner):
     @property
     def lowest(self) -> float:
         """Bandwidth of the slowest link that this call knows of; NaN if it knows none."""
-        return slowest(self.links.incoming.bandwidth, *self.heard.values())
+        own = (self.links.to(peer).out.bandwidth for peer in self.numbers)
+        return slowest(*own, *self.heard.values())
 
     def waits_for(self) -> int | None:
         """The rank whose message is due next, or that has not acknowledged all of ours."""
@@ -213,7 +225,8 @@ class AdaptiveExecution(Runner):
                 now = time.perf_counter()
                 if header.flags & ACK:
                     stream.unacknowledged -= 1
-                    self.links.acknowledged(peer, self, now, header.bandwidth)
+                    guessed = bool(header.flags & GUESS)
+                    self.links.acknowledged(peer, self, now, header.bandwidth, guessed)
                     pool.give(buffer)
                 else:
                     self._take(peer, stream, header, payload, buffer, now)
@@ -224,10 +237,14 @@ class AdaptiveExecution(Runner):
     ) -> None:
         self.links.arrived(now, header.nbytes, bool(header.flags & BUSY))
         self.heard[peer] = header.bandwidth
-        known = self.links.incoming.bandwidth
-        answer = Header(ACK, 0, 0, header.number, header.start, header.values, 0, known).pack()
-        self.sending.append((self.transport.isend(answer, peer), answer, False))
-        self.stats.header_bytes += answer.nbytes
+        if not header.flags & SILENT:
+            known = self.links.incoming.bandwidth
+            flags = ACK + GUESS if self.links.is_guessing else ACK
+            answer = Header(
+                flags, 0, 0, header.number, header.start, header.values, 0, known
+            ).pack()
+            self.sending.append((self.transport.isend(answer, peer), answer, False))
+            self.stats.header_bytes += answer.nbytes
         if not stream.expected or header.number != stream.number:
             raise ValueError(f"message {header.number} came from rank {peer}: not expected")
         number, message = stream.expected[0]
@@ -278,9 +295,13 @@ class AdaptiveExecution(Runner):
 
     # ---- bits ----
 
-    def choose(self, segment: Segment, peer: int, now: float) -> int:
-        """Bits for the values of the next message."""
-        bandwidth = self.links.bandwidth(peer, self.lowest)
+    def choose(self, segment: Segment, peer: int, now: float, final: bool) -> int:
+        """Bits for the values of the next message.
+
+        Something of every rank went into a final sum, and word of its links came with it.
+        """
+        everywhere = final and bool(self.heard)
+        bandwidth = self.links.bandwidth(peer, self.lowest, everywhere)
         allowed = self.links.allowed_bits(self, now, peer, bandwidth)
         if allowed != allowed or not self.timed:
             allowed = UNKNOWN_BITS + 1
@@ -291,10 +312,13 @@ class AdaptiveExecution(Runner):
         left_s = max(self.deadline - now, 0.0)
         return float(share_s(left_s, values, max(self.values_left, values)))
 
-    def account(self, values: int) -> None:
-        """Note that so many values have their bits."""
+    def account(self, values: int, bits: int) -> None:
+        """Note that so many values have their bits; the call will go on about so."""
         self.values_left -= values
-        self.links.expect(self, self.deadline, self.values_left)
+        self.values_chosen += values
+        self.bits_chosen += bits * values
+        most_bits = self.bits_chosen / self.values_chosen + HEADROOM_BITS
+        self.links.expect(self, self.deadline, self.values_left, most_bits)
 
     # ---- encoding ----
 
@@ -303,7 +327,7 @@ class AdaptiveExecution(Runner):
         known = self.finals.get(segment.offset)
         if known is not None:
             return known
-        bits = self.choose(segment, peer, now)
+        bits = self.choose(segment, peer, now, final=True)
         codec = codec_of(bits)
         buffer = pool.take(codec.nbytes(segment.count, self.out.dtype))
         self.encode(self.complete.pop(segment.offset), codec, buffer)
@@ -365,10 +389,10 @@ class AdaptiveExecution(Runner):
         self.numbers[peer] = number + 1
         return number
 
-    def isend(self, buffer: Bytes, peer: int) -> None:
+    def isend(self, buffer: Bytes, peer: int, answered: bool) -> None:
         """Send a part, in a buffer of the pool."""
         self.sending.append((self.transport.isend(buffer, peer), buffer, True))
-        self.streams[peer].unacknowledged += 1
+        self.streams[peer].unacknowledged += answered
         self.stats.messages += 1
         self.stats.wire_bytes += buffer.nbytes - HEADER_NBYTES
         self.stats.header_bytes += HEADER_NBYTES
@@ -398,23 +422,26 @@ class _Outgoing:
         self.until = math.inf
         self.done = False
 
-    def send_part(self, now: float, busy: bool) -> int:
+    def send_part(self, now: float, busy: bool) -> tuple[int, bool]:
         if self.wire is None:
             self._begin(now)
         assert self.wire is not None
         flags = BUSY if busy else 0
         if self._is_late(now):
             self._cut()
-            payload, flags = self.wire[:0], flags | LAST
+            payload = self.wire[:0]
+            flags |= LAST
         else:
             end = self.ends.popleft()
             payload = self.wire[self.begin : end.stop]
             self.begin, self.planes = end
             flags |= 0 if self.ends else LAST
+        if flags & LAST and self.number == self.key.sends[self.message.peer] - 1:
+            flags |= SILENT  # the call need not wait for an answer that nothing depends on
         self._isend(payload, flags)
         if flags & LAST:
             self._finish()
-        return HEADER_NBYTES + payload.nbytes
+        return HEADER_NBYTES + payload.nbytes, not flags & SILENT
 
     def ended(self) -> bool:
         return self.done
@@ -426,13 +453,13 @@ class _Outgoing:
             final = execution.final_of(segment, self.message.peer, now)
             self.bits, self.wire = final.bits, final.wire
         else:
-            self.bits = execution.choose(segment, self.message.peer, now)
+            self.bits = execution.choose(segment, self.message.peer, now, final=False)
             self.until = now + 1.5 * execution.share_s(count, now) + PART_S
             self.wire = pool.take(codec_of(self.bits).nbytes(count, execution.out.dtype))
             execution.encode(self.total, codec_of(self.bits), self.wire)
-        execution.account(count)
+        execution.account(count, self.bits)
         bandwidth = execution.links.bandwidth(self.message.peer, execution.lowest)
-        target = math.inf if bandwidth != bandwidth else PART_S * bandwidth
+        target = execution.links.part_nbytes(bandwidth)
         self.ends = deque(ends_of(codec_of(self.bits), count, execution.out.dtype, target))
         trace.active.count("bits", self.bits)
         execution.stats.sent(self.bits, count, final=self.message.final)
@@ -462,7 +489,7 @@ class _Outgoing:
         header = Header(flags, self.bits, planes, self.number, segment.start, count, nbytes, lowest)
         header.pack_into(buffer)
         buffer[HEADER_NBYTES:] = payload
-        execution.isend(buffer, self.message.peer)
+        execution.isend(buffer, self.message.peer, not flags & SILENT)
 
     def _finish(self) -> None:
         self.done = True

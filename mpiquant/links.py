@@ -11,22 +11,44 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Hashable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mpiquant.rate import Throughput, bits_until, slowest
 
 UNACKNOWLEDGED = 2
-"""Parts that may be under way to a peer."""
-
-WINDOW_S = 2e-3
-"""More parts may be under way if the link moves them in so much time: their acknowledgements take
-as long as the peer is in a kernel."""
+"""Parts that may be under way to a peer whose link is not known yet."""
 
 PART_S = 4e-3
 """A part takes about so much time."""
 
-SAMPLE_S = 5e-3
-"""Least time of a sample of the bandwidth: arrivals are noted late while a kernel runs."""
+ROOM_S = 1.5 * PART_S
+"""Another part may be sent while less is under way: so there are never more than two, but for short
+ones, and the link does not rest while they are acknowledged."""
+
+SAMPLE_S, SHORTEST_S = 15e-3, 5e-3
+"""Time of a sample of the bandwidth, and the least one: arrivals are noted late while a kernel
+runs or the thread sleeps."""
+
+LATE_S = 3e-3
+"""Where the bandwidth is a guess, a part that is not acknowledged so long after its time shows that
+the link is full."""
+
+DUE_S, HOLD_S = 2e-3, 30e-3
+"""A short call that is due so soon, or was due so short a time ago, holds up all that are due
+later."""
+
+LEAST_ROOM_S = 1e-3
+"""What may be under way, at least, before the part of a call that is due later than others."""
+
+LEAST_NBYTES = 4096
+"""Shorter parts tell nothing of the bandwidth."""
+
+UNSURE_CALLS = 16
+"""After so many calls without a sample, the link may well be faster than it once was."""
+
+GROWTH = 1.25
+"""What its bandwidth is then raised by, with each further call: more bits fill the link sooner or
+later, and then it is measured."""
 
 
 class Outgoing(Protocol):
@@ -38,11 +60,23 @@ class Outgoing(Protocol):
     def key(self) -> Hashable:
         """Of its call."""
 
-    def send_part(self, now: float, busy: bool) -> int:
-        """Send the next part; its bytes."""
+    def send_part(self, now: float, busy: bool) -> tuple[int, bool]:
+        """Send the next part; its bytes, and whether it will be acknowledged."""
 
     def ended(self) -> bool:
         """Whether all was sent."""
+
+
+class _Part(NamedTuple):
+    """A part under way."""
+
+    key: Hashable
+    nbytes: int
+    sent_at: float
+    expected_at: float
+    """When it should have arrived; NaN if nothing is known of the link."""
+    answered: bool
+    """Whether the peer will tell when it has."""
 
 
 class Link:
@@ -50,20 +84,43 @@ class Link:
 
     def __init__(self) -> None:
         self.queue: list[tuple[float, int, Outgoing]] = []
-        self.under_way: list[tuple[Hashable, int, float, bool]] = []  # call, bytes, when, busy
+        self.under_way: list[_Part] = []
+        self.blocked = False  # whether the next part had to wait for the link
+        self.guessed = False  # whether the peer has seen no full link of late
         self.out = Throughput()  # as the peer measures it
 
     @property
     def nbytes(self) -> int:
         """Bytes under way."""
-        return sum(entry[1] for entry in self.under_way)
+        return sum(part.nbytes for part in self.under_way)
 
-    def is_open(self) -> bool:
-        """Whether another part may be sent."""
-        if len(self.under_way) < UNACKNOWLEDGED:
-            return True
+    def is_full(self, now: float) -> bool:
+        """Whether a part sent now will come behind others."""
+        if self.blocked or not (self.guessed and self.under_way):
+            return self.blocked
+        return now > self.under_way[0].expected_at + LATE_S
+
+    def sent(self, key: Hashable, nbytes: int, answered: bool, now: float) -> None:
+        """Note a part on its way."""
+        begin = max(now, self.under_way[-1].expected_at) if self.under_way else now
+        expected_at = begin + nbytes / self.out.bandwidth
+        self.under_way.append(_Part(key, nbytes, now, expected_at, answered))
+
+    def expire(self, now: float) -> None:
+        """Forget parts that should have arrived, of those that are not acknowledged."""
+        while self.under_way and not self.under_way[0].answered:
+            if now < self.under_way[0].expected_at:
+                break
+            del self.under_way[0]
+
+    def is_open(self, room_s: float) -> bool:
+        """Whether another part may be sent, where so much may be before it on the way."""
+        if not self.under_way or room_s <= 0:
+            return room_s > 0
         bandwidth = self.out.bandwidth
-        return bandwidth == bandwidth and self.nbytes < WINDOW_S * bandwidth
+        if bandwidth != bandwidth:
+            return len(self.under_way) < UNACKNOWLEDGED
+        return self.nbytes < room_s * bandwidth
 
 
 class Links:
@@ -71,20 +128,26 @@ class Links:
 
     Attributes
     ----------
+    longest_part_nbytes : float
+        Parts are not made longer than this.
     incoming : rate.Throughput
         What arrives, from all peers together.
     slow : float
         Bytes per second of the slowest link of all ranks, as earlier calls found; NaN if none did.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, longest_part_nbytes: float = math.inf) -> None:
+        self.longest_part_nbytes = longest_part_nbytes
         self.incoming = Throughput()
         self.slow = math.nan
         self._links: dict[int, Link] = {}
         self._serial = 0
-        self._volumes: dict[Hashable, tuple[float, int]] = {}  # deadline, values left
-        self._since = math.nan
+        self._volumes: dict[Hashable, tuple[float, int, float]] = {}  # deadline, values, most bits
+        self._calls: dict[Hashable, tuple[float, bool]] = {}
+        # Calls that have not ended: deadline, and whether it takes next to no time.
+        self._since = self._last = math.nan
         self._arrived = 0
+        self._calls_unsure = 0  # that ended since a sample was taken
 
     def to(self, peer: int) -> Link:
         """The link to a peer."""
@@ -94,21 +157,36 @@ class Links:
         """Bytes per second to each peer, as it measured them; NaN if it did not."""
         return {peer: link.out.bandwidth for peer, link in self._links.items()}
 
+    def part_nbytes(self, bandwidth: float) -> float:
+        """About how long a part should be."""
+        target = PART_S * bandwidth if bandwidth == bandwidth else math.inf
+        return min(target, self.longest_part_nbytes)
+
     # ---- bits ----
 
-    def expect(self, key: Hashable, deadline: float, values: int) -> None:
-        """Note how many values of a call are still to be sent, and by when; none ends it."""
+    def expect(
+        self, key: Hashable, deadline: float, values: int, most_bits: float = math.inf
+    ) -> None:
+        """Note how many values of a call are still to be sent, by when, and how wide at most.
+
+        No values end it.
+        """
         if values > 0:
-            self._volumes[key] = (deadline, values)
+            self._volumes[key] = (deadline, values, most_bits)
         else:
             self._volumes.pop(key, None)
 
-    def bandwidth(self, peer: int, lowest: float) -> float:
+    def begin(self, key: Hashable, deadline: float, least_nbytes: int) -> None:
+        """Note that a call has begun, and how few bytes it may send."""
+        self._calls[key] = deadline, least_nbytes < LEAST_ROOM_S * self.slow
+
+    def bandwidth(self, peer: int, lowest: float, everywhere: bool = False) -> float:
         """Bytes per second to reckon with; NaN if nothing is known.
 
-        `lowest` is that of the slowest link which the call has heard of.
+        `lowest` is that of the slowest link which the call has heard of; unless it has heard of
+        those everywhere, what earlier calls knew counts too.
         """
-        return slowest(self.to(peer).out.bandwidth, lowest, self.slow)
+        return slowest(self.to(peer).out.bandwidth, lowest, math.nan if everywhere else self.slow)
 
     def allowed_bits(self, key: Hashable, now: float, peer: int, bandwidth: float) -> float:
         """Bits that each value of a call may have; NaN if nothing is known of the links.
@@ -118,14 +196,20 @@ class Links:
         if bandwidth != bandwidth:
             return math.nan
         begin = now + self.to(peer).nbytes / bandwidth
-        deadline, _ = self._volumes[key]
-        return bits_until(deadline, begin, self._volumes.values(), bandwidth)
+        deadline, values, _ = self._volumes[key]
+        arrays = [volume for other, volume in self._volumes.items() if other != key]
+        arrays.append((deadline, values, math.inf))
+        return bits_until(deadline, begin, arrays, bandwidth)
 
-    def finish(self, key: Hashable, lowest: float) -> None:
-        """Take in the slowest link that a call knew of at its end."""
+    def finish(self, key: Hashable, lowest: float, early: bool) -> None:
+        """Take in the slowest link that a call knew of at its end, and if that came early."""
         self._volumes.pop(key, None)
+        self._calls.pop(key, None)
+        self._calls_unsure += 1
+        if self.is_guessing:
+            self.incoming.bandwidth *= GROWTH if early else 1 / GROWTH
         if lowest == lowest:
-            self.slow = lowest
+            self.slow = lowest if math.isnan(self.slow) else (self.slow + lowest) / 2
 
     # ---- sending ----
 
@@ -138,47 +222,78 @@ class Links:
         """Send what may be sent; whether anything was."""
         moved = False
         for link in self._links.values():
-            while link.queue and link.is_open():
+            room_s = 0.0
+            link.expire(now)
+            while link.queue:
                 message = link.queue[0][2]
-                busy = bool(link.under_way)
-                nbytes = message.send_part(now, busy)
-                link.under_way.append((message.key, nbytes, now, busy))
-                moved = True
+                room_s = self._room_s(message.deadline, now)
+                if not link.is_open(room_s):
+                    break
+                nbytes, answered = message.send_part(now, link.is_full(now))
+                link.sent(message.key, nbytes, answered, now)
+                link.blocked = moved = True
                 if message.ended():
                     heapq.heappop(link.queue)
+            link.blocked = bool(link.queue) and room_s >= ROOM_S
         return moved
 
-    def acknowledged(self, peer: int, key: Hashable, now: float, bandwidth: float) -> None:
+    def _room_s(self, deadline: float, now: float) -> float:
+        """How much may be on the way when a part is sent of a call with this deadline.
+
+        Less and less as a call is due that needs the links before, and for a while nothing when it
+        is due now: what others sent would be in its way at each of its steps.  Not for ever: that
+        call may wait for a rank that waits for this part.
+        """
+        urgent = (end for end, short in self._calls.values() if short and now - end < HOLD_S)
+        if min(urgent, default=math.inf) < min(deadline, now + DUE_S):
+            return 0.0
+        first = min((end for end, _, _ in self._volumes.values()), default=math.inf)
+        return min(ROOM_S, max((first - now) / 3, LEAST_ROOM_S)) if first < deadline else ROOM_S
+
+    @property
+    def is_guessing(self) -> bool:
+        """Whether no full link was seen for so long that what is known of it may be out of date."""
+        return self._calls_unsure > UNSURE_CALLS
+
+    def acknowledged(
+        self, peer: int, key: Hashable, now: float, bandwidth: float, guessed: bool = False
+    ) -> None:
         """The next part of a call has come to a peer, which measured so many bytes per second."""
         link = self.to(peer)
-        entry = next(entry for entry in link.under_way if entry[0] == key)
-        link.under_way.remove(entry)
-        _, nbytes, sent_at, busy = entry
+        link.guessed = guessed
+        part = next(part for part in link.under_way if part.key == key)
+        link.under_way.remove(part)
         if bandwidth == bandwidth:
             link.out.bandwidth = bandwidth
-        elif not busy:
+        else:
             # The peer has seen too little yet; the time of the round trip tells a lower bound.
-            link.out.add(nbytes, now - sent_at, idle=True)
+            link.out.add(part.nbytes, now - part.sent_at, idle=True)
 
     # ---- measuring ----
 
     def arrived(self, now: float, nbytes: int, busy: bool) -> None:
-        """Note a part that has come; busy: its sender had an earlier one under way."""
-        if math.isnan(self._since):
-            self._since = now
-        elif not busy:
-            self.incoming.add(self._arrived + nbytes, now - self._since, idle=True)
-            self._since, self._arrived = now, 0
-        else:
+        """Note a part that has come; busy: it had to wait for the link, or for the part before.
+
+        What came in a row of such parts, behind the first, shows what the link can move.
+        """
+        if busy and nbytes < LEAST_NBYTES:
+            return
+        if busy:
             self._arrived += nbytes
-            if now - self._since >= SAMPLE_S:
-                self.incoming.add(self._arrived, now - self._since)
-                self._since, self._arrived = now, 0
+            self._last = now
+        seconds = self._last - self._since
+        if seconds >= (SAMPLE_S if busy else SHORTEST_S):
+            self.incoming.add(self._arrived, seconds)
+            self._calls_unsure = 0
+        if not busy or seconds >= SAMPLE_S:
+            self._since = self._last = now
+            self._arrived = 0
 
     def forget(self, key: Hashable) -> None:
         """Drop all messages of a call that has failed."""
         self._volumes.pop(key, None)
+        self._calls.pop(key, None)
         for link in self._links.values():
             link.queue = [entry for entry in link.queue if entry[2].key != key]
             heapq.heapify(link.queue)
-            link.under_way = [entry for entry in link.under_way if entry[0] != key]
+            link.under_way = [part for part in link.under_way if part.key != key]

@@ -2,7 +2,8 @@
 
 A message of an adaptive call says what it is, and may come in several parts, the most significant
 bit planes first.  Each part is an MPI message of its own: a header, then a run of the message's
-bytes, behind those of the part before.  The receiver acknowledges each part with a header alone.
+bytes, behind those of the part before.  The receiver acknowledges each part with a header alone,
+but for the last one that it gets in a call.
 
 Header, little-endian, 40 bytes::
 
@@ -35,8 +36,12 @@ MAGIC = 0xA7
 _HEADER = struct.Struct("<BBBBIQQQd")
 HEADER_NBYTES = _HEADER.size
 
-ACK, LAST, BUSY = 1, 2, 4
-"""Flags: an acknowledgement; the last part of its message; the link had work when it was sent."""
+ACK, LAST, BUSY, SILENT = 1, 2, 4, 8
+"""Flags: an acknowledgement; the last part of its message; it had to wait for the link, or for the
+part before; it is not to be acknowledged."""
+
+GUESS = BUSY
+"""In an acknowledgement: its bandwidth is a guess, since no full link was seen of late."""
 
 GRAIN_NBYTES = 64 << 10
 """Parts are not made shorter than this, but for the last one."""
@@ -76,7 +81,7 @@ def read_part(buffer: Bytes) -> tuple[Header, Bytes]:
     magic, *fields = _HEADER.unpack_from(buffer.data)
     header = Header(*fields)
     payload = buffer[HEADER_NBYTES : HEADER_NBYTES + header.nbytes]
-    right = magic == MAGIC and header.flags <= ACK + LAST + BUSY
+    right = magic == MAGIC and header.flags <= ACK + LAST + BUSY + SILENT
     if right and not header.flags & ACK:
         right = header.bits in LEVELS and header.planes <= header.bits
         right = right and payload.nbytes == header.nbytes
@@ -103,14 +108,13 @@ def ends_of(codec: Codec, count: int, dtype: np.dtype, target_nbytes: float) -> 
     whole = End(codec.nbytes(count, dtype), round(codec.bits))
     if not isinstance(codec, UniformCodec):
         return [whole] if codec.lossy else list(_exact_ends(whole, target_nbytes))
-    plane = -(-count // 8)
-    each = max(1, int(min(target_nbytes, whole.stop) // max(plane, 1)))
-    found, planes = [], max(FEWEST, min(each, codec.bits))
-    while planes < codec.bits:
-        if planes > WIDE_MOST:  # of 16 bits the last four go together
-            break
-        found.append(End(prefix_nbytes(codec, count, dtype, planes), planes))
-        planes += each
+    parts = max(1, round(whole.stop / max(target_nbytes, 1.0)))
+    # Of about the same length: a short one would leave the link nothing to do until it is answered.
+    stops = {max(FEWEST, round(codec.bits * k / parts)) for k in range(1, parts)}
+    found = []
+    for planes in sorted(stops):
+        if planes < codec.bits and planes <= WIDE_MOST:  # of 16 bits the last four go together
+            found.append(End(prefix_nbytes(codec, count, dtype, planes), planes))
     return [*found, whole]
 
 

@@ -83,6 +83,8 @@ class Program:
     final_nbytes: int
     final_sends: dict[int, int] | None
     """How often each final segment is sent, by offset; None if some are sent together."""
+    sends_by_peer: dict[int, int]
+    """Messages to each peer."""
     wire_nbytes: int
     """Bytes this rank sends."""
     raw_nbytes: int
@@ -309,6 +311,7 @@ def compile_program(
         recvs=tuple(compiler.recvs),
         final_nbytes=compiler.final_nbytes,
         final_sends=compiler.final_sends(sent),
+        sends_by_peer=dict(Counter(m.peer for m in sent)),
         wire_nbytes=sum(m.nbytes for m in sent),
         raw_nbytes=values * dtype.itemsize,
         bounds=bounds,

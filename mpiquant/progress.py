@@ -155,6 +155,7 @@ class Engine:
             with self.lock:
                 if self.waiting or not in_flight:
                     self._wake.clear()
+                    naps.rest()
                     continue
                 moved = self.advance()
                 now = time.monotonic()
@@ -204,29 +205,31 @@ class Naps:
     """How long the progress thread sleeps.
 
     On a slow wire something happens every few milliseconds, on a fast one every few microseconds,
-    and each look costs some 50 us of the core that the program computes on.  So the first nap after
-    something has happened is an eighth of the time that lay between the last such events, and each
-    further one twice as long.
+    and each look costs some 50 us of the core that the program computes on.  So a nap is an eighth
+    of the time that lay between the last events, or a quarter of the time that nothing has happened
+    for, if that is longer: what happens is seen before a quarter more has gone by.
     """
 
     def __init__(self) -> None:
         self.gap_s = 0.0
-        self.nap_s = 0.0
         self.began: float | None = None
+
+    def rest(self) -> None:
+        """Nothing is in flight, or somebody else looks: that time does not count."""
+        self.began = None
 
     def after(self, moved: bool, now: float) -> float:
         """Seconds to sleep behind a look at the time `now`; 0 if there may be more to do."""
+        if self.began is None:
+            self.began = now
+        waited_s = now - self.began
         if moved:
-            if self.nap_s and self.began is not None:
-                self.gap_s += 0.25 * (now - self.began - self.gap_s)
-            if self.nap_s or self.began is None:
-                self.began = now
-            self.nap_s = 0.0
+            if waited_s > SHORTEST_NAP_S:
+                self.gap_s += 0.25 * (waited_s - self.gap_s)
+            self.began = now
             return 0.0
-        first = self.gap_s / 8
-        nap = 2 * self.nap_s if self.nap_s else first
-        self.nap_s = min(max(nap, SHORTEST_NAP_S), LONGEST_NAP_S)
-        return self.nap_s
+        nap_s = max(self.gap_s / 8, waited_s / 4)
+        return min(max(nap_s, SHORTEST_NAP_S), LONGEST_NAP_S)
 
 
 class Watch:

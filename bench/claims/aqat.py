@@ -27,6 +27,7 @@ import measure
 import replay
 from system import LabError
 
+from mpiquant.codecs.aqat import LEVELS
 from mpiquant.rate import Trace, Window, oracle
 
 Result = dict[str, Any]
@@ -93,7 +94,9 @@ def hidden_s(result: Result) -> float:
 
 def windows_of(result: Result, hosts: int = HOSTS) -> list[Window]:
     """When each bucket was ready and due in the median step, without the waits."""
-    turns = np.array(result["turns"])[..., :4]  # rank, bucket, step; ready, need, done, wait
+    steps = min(len(turns) for ranks in result["turns"] for turns in ranks)
+    # By rank, bucket, step: ready, need, done, wait.
+    turns = np.array([[t[-steps:] for t in ranks] for ranks in result["turns"]], float)[..., :4]
     first = turns[:, 0, :, 0].mean(axis=0)
     ready = np.median(turns[..., 0].max(axis=0) - first, axis=1)
     spans = [row["overlappable_s"] for row in result["rows"]]
@@ -108,11 +111,16 @@ def best_bits(windows: list[Window], rate: float, lowest: float = 2.0) -> float:
     return oracle(Trace([-1e9], [rate / 8 / FRAMING]), windows, lowest).bits
 
 
+def place(bits: float) -> float:
+    """Place among the levels: 3.5 between the fourth and the fifth."""
+    return float(np.interp(bits, LEVELS, range(len(LEVELS))))
+
+
 # ---- steady links ----
 
 
-STEADY = {"200mbit": 0.2, "1gbit": 0.1}
-"""Rates, and the computation of a step: some 5 and 12 bits fit."""
+STEADY = {"200mbit": 0.2, "1gbit": 0.15}
+"""Rates, and the computation of a step: some 6 bits fit, and more than 16."""
 
 
 def steady(claims: Claims) -> None:
@@ -124,7 +132,8 @@ def steady(claims: Claims) -> None:
         best = best_bits(windows_of(result), cluster.parse_rate(rate))
         bits = mean_bits(result, "both")
         shown = f"{bits:.2f} (b* {best:.2f})"
-        claims.check(f"{name}: mean bits", shown, ">= b* - 1", bits >= best - 1)
+        holds = place(bits) >= place(best) - 1
+        claims.check(f"{name}: mean bits", shown, "a level below", holds)
         difference = abs(mean_bits(result, "partial_bits") - mean_bits(result, "final_bits"))
         claims.at_most(f"{name}: bits of RS and AG apart", difference, 1)
 

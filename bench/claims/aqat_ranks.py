@@ -53,7 +53,7 @@ class Task:
     """
 
     codec: str = "aqat"
-    algorithm: str = "ring"
+    algorithm: str = "auto"
     layers: tuple[int, ...] = (16 << 10, *[512 << 10] * 7)
     step_s: float = 0.2
     run_s: float = 20.0
@@ -156,6 +156,8 @@ def train(task: Task) -> None:
                 break
         if now <= task.late_s:
             late_cpu, late_step = time.process_time(), step
+            for bucket in sync.buckets:
+                bucket.turns = bucket.turns[-1:]
         for i, name in enumerate(names):
             mean = sync.wait(name)
             begin = time.perf_counter()

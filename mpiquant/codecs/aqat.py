@@ -48,7 +48,7 @@ class AqatCodec(Codec):
 
     lowest: int = 2
     highest: int = EXACT_BITS
-    margin: float = 0.05
+    margin: float = 0.02
 
     def __post_init__(self) -> None:
         for name in ("lowest", "highest"):
@@ -81,11 +81,12 @@ class AqatCodec(Codec):
         return max(min(codec_of(b).nbytes(count, dtype), raw) for b in self.levels(dtype).bits)
 
     def level(self, allowed: float, count: int, dtype: np.dtype) -> int:
-        """Level of a message of count values that may have so many bits each.
+        """Level of a message of count values that may have so many bits each, or half a bit more.
 
-        Exact if that is not longer, as with a few values that share a scale.
+        Messages behind it make up for that; if all took less than they may, nearly half a bit would
+        never be used.  Exact if that is not longer, as with a few values that share a scale.
         """
-        bits = self.levels(dtype).highest(allowed)
+        bits = self.levels(dtype).highest(allowed + 0.5)
         smaller = codec_of(bits).nbytes(count, dtype) < count * dtype.itemsize
         return bits if smaller else EXACT_BITS
 

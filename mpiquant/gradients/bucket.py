@@ -8,6 +8,7 @@ soon as it is ready, with nothing to hide behind.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ from mpiquant.rate import Overlap
 from mpiquant.request import Request
 from mpiquant.stats import Stats
 from mpiquant.typing import Array
+
+HEADROOM_BITS = 0.25
+"""How many more bits than in the last step are expected of a bucket."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +163,14 @@ class Bucket:
     @property
     def codec(self) -> Codec:
         return self.parameters[0].codec
+
+    @property
+    def most_bits(self) -> float:
+        """What to expect of it in the coming step, with some room to grow."""
+        stats = self.turns[-1].stats if self.turns else None
+        if stats is None or stats.partial_bits is None:
+            return math.inf
+        return stats.partial_bits + HEADROOM_BITS
 
     @property
     def missing(self) -> list[str]:

@@ -266,7 +266,8 @@ class GradientSynchronizer:
                 offset_s = bucket.until_need.predicted_s
                 if bucket.codec.adaptive and offset_s is not None:
                     key = self._key(bucket)
-                    self._channel.links.expect(key, now + offset_s, self._volume(bucket))
+                    values, most = self._volume(bucket), bucket.most_bits
+                    self._channel.links.expect(key, now + offset_s, values, most)
 
     def _key(self, bucket: Bucket) -> tuple[int, int]:
         return id(self), bucket.index
@@ -287,6 +288,8 @@ class GradientSynchronizer:
         if self._weights is not None:
             np.multiply(bucket.flat, bucket.flat.dtype.type(self._weight), out=bucket.flat)
         bucket.protect(True)
+        with engine.lock:
+            self._channel.links.expect(self._key(bucket), math.nan, 0)  # its call speaks for it
         token = self._preset.apply()
         try:
             bucket.request = api.iallreduce(
@@ -306,8 +309,6 @@ class GradientSynchronizer:
             config.restore(token)
         bucket.request.when_done(turn.end)
         bucket.turns = [*bucket.turns[1 - MEMORY :], turn]
-        with engine.lock:
-            self._channel.links.expect(self._key(bucket), math.nan, 0)  # its call speaks for it
 
     def _deadline(self, bucket: Bucket, now: float) -> float:
         predicted_s = bucket.overlap.predicted_s

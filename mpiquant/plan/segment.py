@@ -12,6 +12,10 @@ cost little, short enough that the first one is soon on its way.  Odd numbers of
 that the bit planes of a segment do not fall on the same cache sets, and one block more than a power
 of two, so that no chunk of the usual sizes ends in a segment of next to nothing."""
 
+ADAPTIVE_LENGTHS = (513 * 512, 257 * 512, 129 * 512)
+"""The same where messages choose their bits: two for each chunk, if they are not too short, so that
+one is on the wire while the bits of the next are chosen."""
+
 ENOUGH = 7
 """Segments of a chunk with which all ranks are busy most of the time."""
 
@@ -41,8 +45,10 @@ def segment_length(
     """
     if asked_for is not None:
         return asked_for
+    if codec.adaptive:  # messages are divided by the time that they take
+        return next((n for n in ADAPTIVE_LENGTHS if chunk >= 1.5 * n), ADAPTIVE_LENGTHS[-1])
     longest = next((n for n in LENGTHS if chunk >= ENOUGH * n), LENGTHS[-1])
-    if codec.adaptive or (algorithm == "ring" and vendor != "Open MPI"):
-        return longest  # adaptive messages are divided by the time that they take
+    if algorithm == "ring" and vendor != "Open MPI":
+        return longest
     blocks = longest * EAGER_NBYTES // codec.nbytes(longest, dtype) // 512
     return min(longest, max(1, blocks - (blocks % 2 == 0)) * 512)

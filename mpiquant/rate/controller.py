@@ -8,7 +8,8 @@ sent, so an array may have
     min over deadlines D' at or behind its own of   8 B (D' - t) / V(D')
 
 bits per value, where V(D') counts all values due by D', its own among them, and B is in bytes per
-second.  The link serves the earliest deadline first.
+second.  The link serves the earliest deadline first.  Of an array that is known to take fewer bits,
+for want of time or of levels, only those are counted, and the others share what it leaves.
 
 Why that ends near the deadline: a width is the largest level below what fits, so each part takes at
 most its share of the time, and what it leaves goes to the parts behind it, which then choose among
@@ -22,10 +23,11 @@ All functions take numbers or arrays, so that a simulator can ask for all ranks 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -86,7 +88,11 @@ def fitting_bits(time_s: ArrayLike, bandwidth: ArrayLike, values: ArrayLike) -> 
 
 
 def shared_bits(
-    now: ArrayLike, deadlines: ArrayLike, values: ArrayLike, bandwidth: ArrayLike
+    now: ArrayLike,
+    deadlines: ArrayLike,
+    values: ArrayLike,
+    bandwidth: ArrayLike,
+    most: ArrayLike = np.inf,
 ) -> Floats:
     """Bits that the values of each of several arrays on one link can have.
 
@@ -99,40 +105,79 @@ def shared_bits(
         those that are left.
     bandwidth : array_like
         Bytes per second.
+    most : (..., m) array_like
+        Bits that each array takes at most, in the eyes of the others: what it leaves is theirs.
 
     Returns
     -------
     (..., m) array
         In the order of the arrays.
     """
-    deadlines, values = np.broadcast_arrays(floats(deadlines), floats(values))
-    order = np.argsort(deadlines, axis=-1, kind="stable")
-    ends = np.take_along_axis(deadlines, order, -1)
-    left = np.take_along_axis(values, order, -1)
-    due = np.cumsum(left, axis=-1)
-    fits = fitting_bits(ends - floats(now)[..., None], floats(bandwidth)[..., None], due)
-    fits = np.where(left > 0, fits, np.inf)  # what has been sent holds nothing up
-    tightest = np.minimum.accumulate(fits[..., ::-1], axis=-1)[..., ::-1]
-    bits = np.empty_like(tightest)
-    np.put_along_axis(bits, order, tightest, -1)
-    return bits
+    ends, left, caps = np.broadcast_arrays(floats(deadlines), floats(values), floats(most))
+    room = 8.0 * floats(bandwidth)[..., None] * np.maximum(ends - floats(now)[..., None], 0.0)
+    bits = []
+    for i in range(ends.shape[-1]):
+        mine = np.arange(ends.shape[-1]) == i
+        own = np.where(mine, np.inf, caps)
+        fits = [np.full(ends.shape[:-1], np.inf)]
+        for k in range(ends.shape[-1]):
+            due = np.where(ends <= ends[..., k, None], left, 0.0)
+            level = _level(room[..., k], due, own)
+            counts = (ends[..., k] >= ends[..., i]) & (left[..., k] > 0)
+            fits.append(np.where(counts, level, np.inf))
+        bits.append(np.min(fits, axis=0))
+    return np.stack(bits, axis=-1)
+
+
+def _level(room: Floats, values: Floats, most: Floats) -> Floats:
+    """Largest b for which the sum of values * min(b, most) is no more than the room.
+
+    If the first k of the arrays, in the order of what they take at most, have all of that, the
+    others share the rest evenly.  For no k is that too much, and for the right one it is just b.
+    """
+    order = np.argsort(most, axis=-1, kind="stable")
+    counts = np.take_along_axis(values, order, -1)
+    caps = np.take_along_axis(most, order, -1)
+    shared = np.cumsum(counts[..., ::-1], axis=-1)[..., ::-1]
+    taken = np.cumsum(np.where(counts > 0, caps, 0.0) * counts, axis=-1)
+    before = np.concatenate([np.zeros_like(taken[..., :1]), taken[..., :-1]], axis=-1)
+    rest = room[..., None] - before
+    level = np.where(shared > 0, rest / np.where(shared > 0, shared, 1.0), -np.inf)
+    return np.asarray(np.maximum(level.max(axis=-1), 0.0))
 
 
 def bits_until(
-    deadline: float, now: float, arrays: Iterable[tuple[float, float]], bandwidth: float
+    deadline: float, now: float, arrays: Iterable[tuple[float, float, float]], bandwidth: float
 ) -> float:
     """`shared_bits` for one array of a given deadline, without NumPy: some are needed per message.
 
     Parameters
     ----------
     deadline, now : float
-    arrays : iterable of (float, float)
-        Deadlines and values left of all arrays, the one in question among them.
+    arrays : iterable of (float, float, float)
+        Deadline, values left and most bits of all arrays, the one in question among them, with an
+        infinite last one.
     bandwidth : float
     """
-    allowed, due = math.inf, 0.0
-    for end, values in sorted(arrays):
-        due += values
-        if end >= deadline and values > 0:
-            allowed = min(allowed, 8.0 * bandwidth * max(end - now, 0.0) / due)
+    allowed = math.inf
+    due: list[tuple[float, float]] = []  # most bits and values, in this order
+    for end, together in groupby(sorted(arrays), key=itemgetter(0)):
+        for _, values, most in together:
+            if values > 0:
+                insort(due, (most, values))
+        if end >= deadline and due:
+            room = 8.0 * bandwidth * max(end - now, 0.0)
+            allowed = min(allowed, _level_of(room, due))
     return allowed
+
+
+def _level_of(room: float, due: list[tuple[float, float]]) -> float:
+    """`_level` of some arrays, in the order of what they take at most."""
+    shared, level = sum(values for _, values in due), 0.0
+    for most, values in due:
+        level = max(level, room / shared)
+        room -= most * values
+        shared -= values
+        if shared <= 0:
+            break
+    return level

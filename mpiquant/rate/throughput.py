@@ -7,15 +7,22 @@ estimate: otherwise few bits would make small messages, these low estimates, and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from mpiquant.rate._numbers import Floats, floats
 
-HALF_S = 0.02
+HALF_S = 0.05
 """A sample of so many seconds counts as much as all that were before it."""
+
+
+MEDIAN_OF = 5
+"""A sample stands for the median of the latest ones: a rank that was held up for some milliseconds
+makes one of them low, and the slowest of many ranks would always be such a one."""
 
 
 def blend(
@@ -54,11 +61,18 @@ class Throughput:
     bandwidth: float = float("nan")
     samples: int = 0
 
+    _latest: deque[float] = field(default_factory=lambda: deque(maxlen=MEDIAN_OF), repr=False)
+
     def add(self, nbytes: int, seconds: float, idle: bool = False) -> None:
         """Take in that so many bytes arrived in so many seconds."""
-        if seconds > 0:
-            self.bandwidth = float(blend(self.bandwidth, nbytes / seconds, seconds, idle))
-            self.samples += 1
+        if seconds <= 0:
+            return
+        sample = nbytes / seconds
+        if not idle:
+            self._latest.append(sample)
+            sample = median(self._latest)
+        self.bandwidth = float(blend(self.bandwidth, sample, seconds, idle))
+        self.samples += 1
 
 
 def slowest(*bandwidths: float) -> float:
