@@ -181,10 +181,18 @@ class AdaptiveExecution(Runner):
 
     def _end(self) -> None:
         self.ended = True
-        early = self.timed and time.perf_counter() < self.deadline
-        self.links.finish(self, self.lowest, early)
+        self.links.finish(self, self.lowest, self._verdict())
         self.stats.encode_s += self.encode_s
         self.stats.decode_s += self.decode_s
+
+    def _verdict(self) -> int:
+        """Whether its bits should have been more, 1, or fewer, -1; 0 if neither."""
+        if not self.timed or not self.values_chosen:
+            return 0
+        mean_bits = self.bits_chosen / self.values_chosen
+        if time.perf_counter() < self.deadline:
+            return int(mean_bits < self.codec.highest)
+        return -int(mean_bits > self.codec.lowest)
 
     def abandon(self) -> None:
         """Send nothing more, since the call is over; perhaps it has failed."""

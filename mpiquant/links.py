@@ -46,6 +46,9 @@ LEAST_NBYTES = 4096
 UNSURE_CALLS = 16
 """After so many calls without a sample, the link may well be faster than it once was."""
 
+FIRST_GROWTH = 1.5
+"""By what it is raised with each call, as long as no full link was ever seen."""
+
 GROWTH = 1.25
 """What its bandwidth is then raised by, with each further call: more bits fill the link sooner or
 later, and then it is measured."""
@@ -201,13 +204,20 @@ class Links:
         arrays.append((deadline, values, math.inf))
         return bits_until(deadline, begin, arrays, bandwidth)
 
-    def finish(self, key: Hashable, lowest: float, early: bool) -> None:
-        """Take in the slowest link that a call knew of at its end, and if that came early."""
+    def finish(self, key: Hashable, lowest: float, sign: int) -> None:
+        """Take in the slowest link that a call knew of at its end.
+
+        sign: 1 if it ended early and might have had more bits, -1 if it ended late and might have
+        had fewer, else 0.
+        """
         self._volumes.pop(key, None)
         self._calls.pop(key, None)
         self._calls_unsure += 1
         if self.is_guessing:
-            self.incoming.bandwidth *= GROWTH if early else 1 / GROWTH
+            self.incoming.bandwidth *= GROWTH**sign
+        if self.incoming.samples == 0:
+            for link in self._links.values():
+                link.out.bandwidth *= FIRST_GROWTH**sign
         if lowest == lowest:
             self.slow = lowest if math.isnan(self.slow) else (self.slow + lowest) / 2
 

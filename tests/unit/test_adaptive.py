@@ -230,12 +230,12 @@ def test_a_link_that_is_never_full_may_be_faster():
     links.arrived(0.0, 5000, False)
     links.arrived(SAMPLE_S, 10_000, True)
     for _ in range(UNSURE_CALLS):
-        links.finish("a", math.nan, True)
+        links.finish("a", math.nan, 1)
     assert links.incoming.bandwidth == pytest.approx(10_000 / SAMPLE_S)
-    links.finish("a", math.nan, True)
+    links.finish("a", math.nan, 1)
     assert links.incoming.bandwidth == pytest.approx(GROWTH * 10_000 / SAMPLE_S)
     assert links.is_guessing
-    links.finish("a", math.nan, False)
+    links.finish("a", math.nan, -1)
     assert links.incoming.bandwidth == pytest.approx(10_000 / SAMPLE_S)
     links.arrived(2 * SAMPLE_S, 10_000, True)
     assert not links.is_guessing
@@ -257,11 +257,11 @@ def test_calls_that_failed_leave_nothing_behind():
 def test_what_a_call_knew_at_its_end_serves_the_next_one():
     links = Links()
     assert math.isnan(links.bandwidth(1, math.nan))
-    links.finish("a", 100.0, True)
+    links.finish("a", 100.0, 1)
     assert links.bandwidth(1, math.nan) == 100.0
-    links.finish("a", math.nan, True)
+    links.finish("a", math.nan, 1)
     assert links.bandwidth(1, math.nan) == 100.0
-    links.finish("a", 200.0, True)
+    links.finish("a", 200.0, 1)
     assert links.bandwidth(1, math.nan) == 150.0
     assert links.bandwidth(1, 7.0) == 7.0
     assert links.bandwidth(1, 170.0, everywhere=True) == 170.0
