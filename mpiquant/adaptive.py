@@ -202,7 +202,7 @@ class AdaptiveExecution(Runner):
     @property
     def lowest(self) -> float:
         """Bandwidth of the slowest link that this call knows of; NaN if it knows none."""
-        own = (self.links.to(peer).out.bandwidth for peer in self.numbers)
+        own = [self.links.to(peer).out.bandwidth for peer in self.numbers]
         return slowest(*own, *self.heard.values())
 
     def waits_for(self) -> int | None:

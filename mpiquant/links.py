@@ -200,6 +200,8 @@ class Links:
             return math.nan
         begin = now + self.to(peer).nbytes / bandwidth
         deadline, values, _ = self._volumes[key]
+        if len(self._volumes) == 1:
+            return 8.0 * bandwidth * max(deadline - begin, 0.0) / values
         arrays = [volume for other, volume in self._volumes.items() if other != key]
         arrays.append((deadline, values, math.inf))
         return bits_until(deadline, begin, arrays, bandwidth)
@@ -219,7 +221,7 @@ class Links:
             for link in self._links.values():
                 link.out.bandwidth *= FIRST_GROWTH**sign
         if lowest == lowest:
-            self.slow = lowest if math.isnan(self.slow) else (self.slow + lowest) / 2
+            self.slow = lowest if math.isnan(self.slow) else (self.slow + 3 * lowest) / 4
 
     # ---- sending ----
 

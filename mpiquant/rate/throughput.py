@@ -16,8 +16,9 @@ from numpy.typing import ArrayLike
 
 from mpiquant.rate._numbers import Floats, floats
 
-HALF_S = 0.05
-"""A sample of so many seconds counts as much as all that were before it."""
+HALF_S, HALF_UP_S = 0.05, 0.01
+"""A sample of so many seconds counts as much as all that were before it; the second one if it is
+higher: a link that has become faster makes for short messages, and so for short samples."""
 
 
 MEDIAN_OF = 5
@@ -27,7 +28,7 @@ makes one of them low, and the slowest of many ranks would always be such a one.
 
 def blend(
     estimate: ArrayLike, sample: ArrayLike, seconds: ArrayLike, idle: ArrayLike = False
-) -> Floats:
+) -> Floats | float:
     """The estimate behind a new sample; NaN stands for none yet.
 
     Parameters
@@ -39,11 +40,25 @@ def blend(
     idle : array_like of bool
         Whether the sender was idle at times.
     """
+    if type(estimate) is type(sample) is type(seconds) is float:
+        return _blend(estimate, sample, seconds, bool(idle))
     estimate, sample = floats(estimate), floats(sample)
-    weight = 1.0 - 0.5 ** (floats(seconds) / HALF_S)
+    half_s = np.where(sample > estimate, HALF_UP_S, HALF_S)
+    weight = 1.0 - 0.5 ** (floats(seconds) / half_s)
     blended = estimate + weight * (sample - estimate)
     kept = np.where(np.asarray(idle, bool) & (sample < estimate), estimate, blended)
     return np.where(np.isnan(estimate), sample, kept)
+
+
+def _blend(estimate: float, sample: float, seconds: float, idle: bool) -> float:
+    """The same for plain numbers, in a tenth of the time."""
+    if estimate != estimate:
+        return sample
+    if idle and sample < estimate:
+        return estimate
+    half_s = HALF_UP_S if sample > estimate else HALF_S
+    weight: float = 1.0 - 0.5 ** (seconds / half_s)
+    return estimate + weight * (sample - estimate)
 
 
 @dataclass

@@ -262,7 +262,7 @@ def test_what_a_call_knew_at_its_end_serves_the_next_one():
     links.finish("a", math.nan, 1)
     assert links.bandwidth(1, math.nan) == 100.0
     links.finish("a", 200.0, 1)
-    assert links.bandwidth(1, math.nan) == 150.0
+    assert links.bandwidth(1, math.nan) == 175.0
     assert links.bandwidth(1, 7.0) == 7.0
     assert links.bandwidth(1, 170.0, everywhere=True) == 170.0
 

@@ -25,7 +25,7 @@ from mpiquant.rate import (
     shared_bits,
     slowest,
 )
-from mpiquant.rate.throughput import HALF_S
+from mpiquant.rate.throughput import HALF_S, HALF_UP_S
 
 MBIT = 1e6 / 8
 LEVELS = Levels((2, 3, 4, 8, 32), (2.0625, 3.0625, 4.0625, 8.0625, 32.0))
@@ -154,14 +154,12 @@ def test_a_call_ends_at_its_deadline(bits, parts, drift):
 # ---- throughput ----
 
 
-def test_a_sample_of_half_time_counts_half():
-    link = Throughput()
-    link.add(int(100 * MBIT), 1.0)
-    assert link.bandwidth == 100 * MBIT
-    for _ in range(2):  # one alone is no more than an outlier
-        link.add(int(200 * MBIT * HALF_S), HALF_S)
-    assert link.bandwidth == pytest.approx(162.5 * MBIT)
-    assert link.samples == 3
+@pytest.mark.parametrize(("half_s", "mbit"), [(HALF_S, 10), (HALF_UP_S, 190)])
+def test_a_sample_of_half_time_counts_half(half_s, mbit):
+    link = Throughput(100 * MBIT)
+    link.add(mbit * MBIT * half_s, half_s)
+    assert link.bandwidth == pytest.approx((100 + mbit) / 2 * MBIT)
+    assert link.samples == 1
 
 
 def test_one_low_sample_of_five_counts_nothing():
@@ -172,11 +170,12 @@ def test_one_low_sample_of_five_counts_nothing():
 
 
 @pytest.mark.parametrize("samples", [1, 10, 100])
-def test_many_short_samples_are_as_good_as_a_long_one(samples):
-    link, seconds = Throughput(100 * MBIT), 3 * HALF_S / samples
+@pytest.mark.parametrize(("half_s", "mbit"), [(HALF_S, 10), (HALF_UP_S, 1000)])
+def test_many_short_samples_are_as_good_as_a_long_one(samples, half_s, mbit):
+    link, seconds = Throughput(100 * MBIT), 3 * half_s / samples
     for _ in range(samples):
-        link.add(1000 * MBIT * seconds, seconds)
-    assert link.bandwidth == pytest.approx(1000 * MBIT - 900 * MBIT / 8)
+        link.add(mbit * MBIT * seconds, seconds)
+    assert link.bandwidth == pytest.approx((mbit + (100 - mbit) / 8) * MBIT)
 
 
 def test_a_collapse_is_seen_in_a_few_parts():
@@ -192,7 +191,7 @@ def test_what_an_idle_sender_sends_can_only_raise_the_estimate():
     link = Throughput(1000.0)
     link.add(10, 1.0, idle=True)
     assert link.bandwidth == 1000
-    link.add(2000 * HALF_S, HALF_S, idle=True)
+    link.add(2000 * HALF_UP_S, HALF_UP_S, idle=True)
     assert link.bandwidth == pytest.approx(1500)
     link.add(0, 0.0)
     assert link.samples == 2
@@ -347,3 +346,14 @@ def test_what_others_do_not_take_is_shared(arrays):
         assert found[i] == pytest.approx(allowed, rel=1e-6, abs=1e-9)
         triples = list(zip(deadlines, values, caps, strict=True))
         assert bits_until(deadlines[i], 0.05, triples, MBIT) == pytest.approx(found[i])
+
+
+@given(
+    st.one_of(st.just(math.nan), st.floats(1, 1e9)),
+    st.floats(1, 1e9),
+    st.floats(1e-3, 1),
+    st.booleans(),
+)
+def test_plain_numbers_blend_as_arrays_do(estimate, sample, seconds, idle):
+    arrays = blend([estimate], [sample], [seconds], [idle])
+    assert blend(estimate, sample, seconds, idle) == pytest.approx(arrays[0])
