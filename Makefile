@@ -12,7 +12,7 @@ export OMP_NUM_THREADS := 1
 export OPENBLAS_NUM_THREADS := 1
 
 .PHONY: demo test test-unit test-mpich test-openmpi fuzz lint docs claims-main claims-runtime \
-  claims-lab peers study clean
+  claims-lab claims-aqat peers study clean
 
 demo: $(VENV)/mpich.demo
 	timeout 240 $(VENV)/mpich/bin/mpiexec -n 4 $(VENV)/mpich/bin/python -m mpi4py \
@@ -71,6 +71,10 @@ claims-runtime: $(VENV)/mpich.test $(VENV)/openmpi.test
 
 claims-lab: $(VENV)/mpich.test $(VENV)/openmpi.test $(VENV)/intel.built
 	$(VENV)/mpich/bin/python bench/claims/lab.py
+
+# Bits that follow the clock, on emulated links that change.
+claims-aqat: $(VENV)/mpich.test $(VENV)/openmpi.test
+	$(VENV)/mpich/bin/python bench/claims/aqat.py
 
 # Other allreduces, and our own at many sizes, rates and numbers of ranks, on emulated clusters;
 # the results go to bench/results.

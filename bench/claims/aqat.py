@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import subprocess
 import sys
 import tempfile
 import threading
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _report import ROOT, Claims, run_parts
+from _report import ROOT, Claims, launcher, run_parts
 
 sys.path.insert(0, str(ROOT / "bench" / "lab"))
 import cluster
@@ -312,6 +313,23 @@ def overlap(claims: Claims) -> None:
         claims.at_least(f"{mpi}, 4 hosts, stand-in: hidden, %", 100 * hidden_s(found), 90)
 
 
+def survivors(claims: Claims) -> None:
+    script = str(ROOT / "bench" / "claims" / "aqat_ranks.py")
+    options = json.dumps({"steps": 60, "lost": 2, "lost_at": 25})
+    mpiexec, environment = launcher(ROOT / ".venv" / "openmpi" / "bin")
+    python = str(ROOT / ".venv" / "openmpi" / "bin" / "python")
+    command = [*mpiexec, "--with-ft", "ulfm", "-n", "4", python, "-m", "mpi4py", script]
+    done = subprocess.run(
+        [*command, "survive", options], env=environment, capture_output=True, text=True, timeout=120
+    )
+    found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    well = found["ranks"] == 3 and found["alike"] and found["right"] and found["steps"] == 60
+    point = "Open MPI, ULFM, one of 4 ranks is killed in a step: 3 go on, replicas alike"
+    claims.check(point, str(well), "True", well)
+    claims.report("the same: time lost, ms", 1e3 * found["lost_s"])
+    claims.report("the same: a step, ms", 1e3 * found["step_s"])
+
+
 PARTS = {
     "steady": steady,
     "trace": trace,
@@ -321,6 +339,7 @@ PARTS = {
     "identity": identity,
     "exact": exact,
     "overlap": overlap,
+    "survivors": survivors,
 }
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import sys
 import time
 import zlib
@@ -365,9 +367,48 @@ class PartLog:
         self.watch_s, self.seconds = self.seconds / 1000, 0.0
 
 
+# ---- a rank that dies ----
+
+
+def survive(steps: int, lost: int, lost_at: int) -> None:
+    """Train; one rank dies in the middle of a step, and the others go on."""
+    rank, ranks = comm.rank, comm
+    params = {f"layer{i}": np.zeros(200_000, np.float32) for i in range(6)}
+    sgd = mpiquant.SGD(params, 0.1)
+    optimizer = mpiquant.DistributedOptimizer(sgd, timeout=30, bucket_bytes=1)
+    rng, step, begins, lost_s = np.random.default_rng(rank), 0, [], 0.0
+    while step < steps:
+        begins.append(time.perf_counter())
+        try:
+            for name in params:
+                optimizer.wait(name)
+                time.sleep(0.002)
+            for i, name in enumerate(reversed(params)):
+                time.sleep(0.004)
+                if (rank, step, i) == (lost, lost_at, 3):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                noise = rng.standard_normal(200_000, np.float32)
+                optimizer.ready(name, params[name] - 1 + np.float32(0.01) * noise)
+            step += 1
+        except mpiquant.RankLostError:
+            ranks = optimizer.shrink()
+            step = ranks.allreduce(step, MPI.MAX)
+            lost_s = time.perf_counter() - begins.pop()
+    optimizer.step()
+    alike = not mpiquant.differing_parameters(params, comm=ranks)
+    right = all(abs(float(p.mean()) - 1) < 0.01 for p in params.values())
+    lost_s = ranks.allreduce(lost_s, MPI.MAX)
+    if ranks.rank == 0:
+        step_s = float(np.median(np.diff(begins)))
+        figures = {"ranks": ranks.size, "alike": alike, "right": right, "steps": step}
+        print(json.dumps({**figures, "lost_s": lost_s, "step_s": step_s}), flush=True)
+
+
 if __name__ == "__main__":
     what, options = sys.argv[1], json.loads(sys.argv[2])
     if what == "train":
         train(Task(**options))
-    else:
+    elif what == "calls":
         calls(Calls(**options))
+    else:
+        survive(**options)

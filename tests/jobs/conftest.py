@@ -31,13 +31,14 @@ def say(*words):
 class Job:
     """A job under way; ended with its whole process group when the test is over."""
 
-    def __init__(self, size, script, folder, *, preamble=PREAMBLE, options=()):
+    def __init__(self, size, script, folder, *, preamble=PREAMBLE, options=(), mpi_options=()):
         file = folder / "job.py"
         file.write_text(preamble + textwrap.dedent(script))
         mpiexec, environment = launcher(Path(sys.executable).parent)
         mark = uuid.uuid4().hex
         environment["MPIQUANT_TEST_JOB"], self.mark = mark, mark.encode()
-        command = [*mpiexec, "-n", str(size), sys.executable, *options, "-m", "mpi4py", str(file)]
+        command = [*mpiexec, *mpi_options, "-n", str(size), sys.executable, *options]
+        command += ["-m", "mpi4py", str(file)]
         self.process = subprocess.Popen(
             command,
             env=environment,
