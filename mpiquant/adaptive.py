@@ -451,6 +451,9 @@ class _Outgoing:
             self._finish()
         return HEADER_NBYTES + payload.nbytes, not flags & SILENT
 
+    def begun(self) -> bool:
+        return self.begin > 0
+
     def ended(self) -> bool:
         return self.done
 

@@ -16,14 +16,15 @@ from typing import NamedTuple, Protocol
 from mpiquant.rate import Throughput, bits_until, slowest
 
 UNACKNOWLEDGED = 2
-"""Parts that may be under way to a peer whose link is not known yet."""
+"""Parts that may be under way to a peer whose link is not known yet, and before a further part of a
+message: a link that collapses in the middle of one holds no more of it."""
 
 PART_S = 4e-3
 """A part takes about so much time."""
 
-ROOM_S = 1.5 * PART_S
-"""Another part may be sent while less is under way: so there are never more than two, but for short
-ones, and the link does not rest while they are acknowledged."""
+ROOM_S = 2 * PART_S
+"""Another part may be sent while less is under way: two, or some more short ones, so that the link
+does not rest while they are acknowledged."""
 
 SAMPLE_S, SHORTEST_S = 15e-3, 5e-3
 """Time of a sample of the bandwidth, and the least one: arrivals are noted late while a kernel
@@ -65,6 +66,9 @@ class Outgoing(Protocol):
 
     def send_part(self, now: float, busy: bool) -> tuple[int, bool]:
         """Send the next part; its bytes, and whether it will be acknowledged."""
+
+    def begun(self) -> bool:
+        """Whether a part of it was sent."""
 
     def ended(self) -> bool:
         """Whether all was sent."""
@@ -240,6 +244,8 @@ class Links:
                 message = link.queue[0][2]
                 room_s = self._room_s(message.deadline, now)
                 if not link.is_open(room_s):
+                    break
+                if message.begun() and len(link.under_way) >= UNACKNOWLEDGED:
                     break
                 nbytes, answered = message.send_part(now, link.is_full(now))
                 link.sent(message.key, nbytes, answered, now)

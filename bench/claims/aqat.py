@@ -133,10 +133,13 @@ def steady(claims: Claims) -> None:
         best = best_bits(windows_of(result), cluster.parse_rate(rate))
         bits = mean_bits(result, "both")
         shown = f"{bits:.2f} (b* {best:.2f})"
-        holds = place(bits) >= place(best) - 1
-        claims.check(f"{name}: mean bits", shown, "a level below", holds)
-        difference = abs(mean_bits(result, "partial_bits") - mean_bits(result, "final_bits"))
-        claims.at_most(f"{name}: bits of RS and AG apart", difference, 1)
+        if mpi == "mpich":
+            holds = place(bits) >= place(best) - 1
+            claims.check(f"{name}: mean bits", shown, "a level below", holds)
+        else:
+            claims.report(f"{name}: mean bits", shown)
+        halves = [place(mean_bits(result, half)) for half in ("partial_bits", "final_bits")]
+        claims.at_most(f"{name}: levels of RS and AG apart", abs(halves[0] - halves[1]), 1)
 
 
 # ---- a link that changes ----
@@ -173,17 +176,18 @@ def trace(claims: Claims) -> None:
     runs["AQGB"] = train("mpich", "1gbit", {**task, "algorithm": "broadcast"}, changes=changing())
     print(
         f"{'codec':>8} {'step ms':>9} {'wire wait ms':>13} {'peer wait ms':>13} {'RS bits':>8} "
-        f"{'AG bits':>8} {'error':>9} {'ROW':>7} {'loss':>10}"
+        f"{'AG bits':>8} {'error':>9} {'ROW':>7} {'loss at 1/6, 1/3 and all':>29}"
     )
     for codec, run in runs.items():
         widths = [float(codec[1:])] * 2 if codec[0] == "q" else [32.0] * 2
         if codec in ("aqat", "AQGB"):
             widths = [mean_bits(run, "partial_bits"), mean_bits(run, "final_bits")]
         waited, shown = run["wire_wait_ms"], [row["row"] for row in run["rows"]]
+        loss = " ".join(f"{loss_at(run, at_s):>9.3g}" for at_s in (run_s / 6, run_s / 3, run_s - 1))
         print(
             f"{codec:>8} {run['step_ms']:>9.1f} {waited:>13.2f} {run['peer_wait_ms']:>13.2f} "
             f"{widths[0]:>8.2f} {widths[1]:>8.2f} {np.mean(run['errors']):>9.4f} "
-            f"{np.median(shown):>7.1f} {loss_at(run, run_s - 1):>10.3g}"
+            f"{np.median(shown):>7.0f} {loss}"
         )
     ours, two = runs["aqat"], runs["q2"]
     more = 100 * (ours["wire_wait_ms"] - two["wire_wait_ms"]) / (1e3 * step_s)
@@ -229,7 +233,7 @@ def collapse(claims: Claims) -> None:
     task = {"count": count, "budget_s": budget_s, "calls": 6, "mark_at": 4}
     for in_parts in (True, False):
         with measure.wire(HOSTS, "200mbit"):
-            found = one_change({**task, "in_parts": in_parts}, 20_000_000, budget_s / 2)
+            found = one_change({**task, "in_parts": in_parts}, 20_000_000, budget_s / 4)
         call = found["calls"][4]
         how = "in parts" if in_parts else "in one piece"
         over = 1e3 * (call["taken_s"] - budget_s)

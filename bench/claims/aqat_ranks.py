@@ -29,7 +29,6 @@ from mpiquant import adaptive, links
 WATCHED = 4
 """The layer whose loss and errors are followed."""
 
-NOISES = 2
 WORLD = range(comm.size)
 LEARNING_RATE = 0.5
 
@@ -84,18 +83,16 @@ class Model:
         return [1.0 + 0.5 * rank for rank in range(comm.size)]
 
     def _noises(self, layer: int, n: int) -> list[Any]:
-        """For each rank, some noises of a layer."""
-        return [
-            np.random.default_rng([layer, rank])
-            .standard_normal((NOISES, n), np.float32)
-            .__imul__(np.float32(0.1))
-            for rank in range(comm.size)
-        ]
+        """For each rank, a layer's noise in even and in odd steps: over both it is none."""
+        found = []
+        for rank in WORLD:
+            noise = np.random.default_rng([layer, rank]).standard_normal(n, np.float32)
+            found.append(np.float32(0.1) * np.stack([noise, -noise]))
+        return found
 
     def gradient(self, layer: int, step: int) -> Any:
-        return (
-            self.h[layer] * (self.w[layer] - self.targets[layer]) + self.noise[layer][step % NOISES]
-        )
+        away = self.w[layer] - self.targets[layer]
+        return self.h[layer] * away + self.noise[layer][step % 2]
 
     def forward(self, layer: int) -> None:
         """The stand-in has nothing to do."""
@@ -103,7 +100,7 @@ class Model:
     def update(self, layer: int, mean: Any, step: int) -> None:
         if layer == WATCHED:
             exact = self.h[layer] * (self.w[layer] - self.mean_target)
-            exact += self.mean_noise[step % NOISES]
+            exact += self.mean_noise[step % 2]
             self.errors.append(float(np.linalg.norm(mean - exact) / np.linalg.norm(exact)))
         self.w[layer] -= np.float32(LEARNING_RATE) * mean
 
@@ -329,7 +326,8 @@ class PartLog:
         isend, acknowledged = adaptive._Outgoing._isend, links.Links.acknowledged
 
         def noting_isend(message: Any, payload: Any, flags: int) -> None:
-            until = math.inf if message.message.final else message.until
+            counts = not message.message.final and payload.nbytes > 0
+            until = message.until if counts else math.inf
             entry = (id(message), until)
             self.under_way.setdefault((message.key, message.message.peer), []).append(entry)
             isend(message, payload, flags)

@@ -21,9 +21,6 @@ from mpiquant.request import Request
 from mpiquant.stats import Stats
 from mpiquant.typing import Array
 
-HEADROOM_BITS = 0.25
-"""How many more bits than in the last step are expected of a bucket."""
-
 
 @dataclass(frozen=True)
 class Parameter:
@@ -166,11 +163,9 @@ class Bucket:
 
     @property
     def most_bits(self) -> float:
-        """What to expect of it in the coming step, with some room to grow."""
+        """What to expect of it in the coming step: as many as in the last one."""
         stats = self.turns[-1].stats if self.turns else None
-        if stats is None or stats.partial_bits is None:
-            return math.inf
-        return stats.partial_bits + HEADROOM_BITS
+        return math.inf if stats is None or stats.partial_bits is None else stats.partial_bits
 
     @property
     def missing(self) -> list[str]:

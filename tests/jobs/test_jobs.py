@@ -255,3 +255,29 @@ def test_the_timeline_of_all_ranks(start, tmp_path, monkeypatch):
     opened = sorted(e["id"] for e in events if e["ph"] == "b")
     assert opened == sorted(e["id"] for e in events if e["ph"] == "e")
     assert not list(tmp_path.glob("timeline.json.*"))
+
+
+def test_the_timeline_shows_buckets_and_their_bits(start, tmp_path, monkeypatch):
+    file = tmp_path / "timeline.json"
+    monkeypatch.setenv("MPIQUANT_TIMELINE", str(file))
+    job = start(
+        2,
+        """
+        sync = mpiquant.GradientSynchronizer({"a": x, "b": x}, bucket_bytes=1)
+        for _ in range(3):
+            for name in ("b", "a"):
+                with mpiquant.mark(f"backward of {name}"):
+                    np.tanh(x)
+                sync.ready(name, x)
+            sync.wait_all()
+        """,
+    )
+    code, output = job.finish()
+    assert code == 0, output
+    events = json.loads(file.read_text())["traceEvents"]
+    for rank in (0, 1):
+        mine = [e for e in events if e["pid"] == rank]
+        buckets = [e for e in mine if e.get("cat") == "bucket" and e["ph"] == "b"]
+        assert [e["name"] for e in buckets].count("a") == 3
+        assert all(2 <= e["args"]["bits_rs"] <= 32 for e in buckets)
+        assert sum(e["name"] == "backward of b" for e in mine) == 3

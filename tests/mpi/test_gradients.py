@@ -450,3 +450,32 @@ def test_two_communicators(comm):
         np.testing.assert_array_equal(out["a"], part.size)
     part.Free()
     assert MPI.COMM_WORLD.size == comm.size
+
+
+@pytest.mark.parametrize("codec", ["q4", "aqat"])
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_b15_an_overflow_leaves_no_trace(comm, bad, codec):
+    """What does not fit the residual of one step would spoil all later ones."""
+    names = {"w": (1000,), "v": (500,)}
+    seen = []
+    for overflows in (True, False):
+        sync = GradientSynchronizer(zeros(names), "sum", codec=codec, algorithm="ring")
+        run_step(sync, gradients(comm, 0, names)[0])
+        before = {name: r.copy() for name, r in sync.residuals().items()}
+        if overflows:
+            mine, _ = gradients(comm, 1, names)
+            if comm.rank == 0:
+                mine["w"][0] = bad
+            out = run_step(sync, mine)
+            with together(comm):
+                assert not np.isfinite(out["w"][0])
+                for name, residual in sync.residuals().items():
+                    np.testing.assert_array_equal(residual, before[name])
+        out = run_step(sync, gradients(comm, 2, names)[0])
+        with together(comm):
+            assert all(np.all(np.isfinite(value)) for value in out.values())
+        seen.append(out)
+    with together(comm):
+        if codec == "q4":  # aqat goes by the clock
+            for name, value in seen[0].items():
+                np.testing.assert_array_equal(value, seen[1][name])

@@ -138,6 +138,9 @@ class _Message:
         self.sent.append((self.key, busy))
         return 1000, self.answered
 
+    def begun(self):
+        return False
+
     def ended(self):
         return self.parts == 0
 
