@@ -22,7 +22,7 @@ message: a link that collapses in the middle of one holds no more of it."""
 PART_S = 4e-3
 """A part takes about so much time."""
 
-ROOM_S = 2 * PART_S
+ROOM_S = 1.5 * PART_S
 """Another part may be sent while less is under way: two, or some more short ones, so that the link
 does not rest while they are acknowledged."""
 
