@@ -345,31 +345,41 @@ def test_different_parameters_are_named(comm, change, words):
             assert all(words in text for _, text in errors)
 
 
-def test_overlappable_time_is_measured_and_bits_follow_it(comm):
-    """Long enough to hide all of it exactly, then next to nothing."""
+def test_overlappable_time_is_measured(comm):
     shapes = {"a": (1000,), "b": (400_000,)}
     sync = GradientSynchronizer(zeros(shapes), codec="aqat", bucket_bytes=1 << 21)
     mine, _ = gradients(comm, 0, shapes)
     predicted = []
-    for pause_s in (0.3,) * 6 + (0.0,) * 8:
+    for pause_s in (0.1,) * 5 + (0.0,) * 5:
         sync.ready("b", mine["b"])
         sync.ready("a", mine["a"])
         time.sleep(pause_s)
         sync.wait_all()
         predicted.append(sync.buckets[0].overlap.predicted_s)
-        if len(predicted) == 6:
-            stats = sync.buckets[0].turns[-1].stats
-    with together(comm):
-        assert comm.size == 1 or stats.partial_bits == 32
-        assert min(predicted[:6]) >= 0.3
-        assert predicted[-1] < 0.3
     report = sync.report()
     with together(comm):
-        assert report.steps == 14
+        assert min(predicted[:5]) >= 0.1
+        assert predicted[-1] < predicted[4]
+        assert report.steps == 10
         assert [row.name for row in report.buckets] == ["b", "a"]
         assert ("slowest link" in str(report)) == (comm.size > 1)
         assert report.wire_wait_s >= 0
         assert report.peer_wait_s >= 0
+
+
+@pytest.mark.parametrize(("overlap_s", "bits"), [(6000.0, 32), (1e-12, 2)])
+def test_the_bits_follow_the_time_to_hide_in(comm, overlap_s, bits):
+    sync = GradientSynchronizer(zeros(), codec="aqat", algorithm="ring")
+    mine, _ = gradients(comm, 0)
+    run_step(sync, mine)  # from here on something is known of the links
+    state = sync.state_dict()
+    state["overlap"] = {name: [overlap_s] * 5 for name in state["overlap"]}
+    state["until_need"] = dict(state["overlap"])
+    sync.load_state_dict(state)
+    run_step(sync, mine)
+    stats = sync.buckets[0].turns[-1].stats
+    with together(comm):
+        assert comm.size == 1 or stats.partial_bits == stats.final_bits == bits
 
 
 def test_waits_for_a_late_peer_are_told_apart(comm):
@@ -386,7 +396,8 @@ def test_waits_for_a_late_peer_are_told_apart(comm):
     with together(comm):
         if comm.size > 1:
             expected = 0.1 * (comm.size - 1) / comm.size
-            assert 0.8 * expected < report.peer_wait_s < 2 * expected
+            assert report.peer_wait_s > 0.8 * expected
+            assert report.peer_wait_s > report.wire_wait_s
 
 
 @pytest.mark.parametrize("make", [lambda p: SGD(p, 0.005, momentum=0.9), lambda p: Adam(p, 0.03)])
