@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "bench" / "lab")]
 from run_mpi import launcher  # noqa: E402
+from system import LabError  # noqa: E402
 
 
 def run_ranks(size: int, *command: str, venv: str = "mpich", limit: int = 900) -> str:
@@ -66,7 +67,7 @@ class Claims:
 
 
 def run_parts(description: str, parts: Mapping[str, Callable[[Claims], None]]) -> int:
-    """Measure all parts, or the one that `--only` names; the exit code."""
+    """Measure all parts, or the one that `--only` names; the exit code, 2 without a lab."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--only", choices=parts)
     only = parser.parse_args().only
@@ -75,5 +76,9 @@ def run_parts(description: str, parts: Mapping[str, Callable[[Claims], None]]) -
     claims.head()
     for name, work in parts.items():
         if only in (None, name):
-            work(claims)
+            try:
+                work(claims)
+            except LabError as error:
+                print(error, file=sys.stderr)
+                return 2
     return claims.code

@@ -348,8 +348,4 @@ PARTS = {
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(run_parts(__doc__, PARTS))
-    except LabError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    sys.exit(run_parts(__doc__, PARTS))

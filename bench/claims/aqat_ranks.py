@@ -44,8 +44,8 @@ class Task:
         Values of each, in the order of the forward pass.
     step_s : float
         Computation of a step; a third of it is the forward pass.
-    run_s, steps : float, int
-        When to end: after the time, or the number of steps if there is one.
+    run_s : float
+        When to end.
     late_s : float
         Steps that began before are left out of the figures.
     check : bool
@@ -59,7 +59,6 @@ class Task:
     layers: tuple[int, ...] = (16 << 10, *[512 << 10] * 7)
     step_s: float = 0.2
     run_s: float = 20.0
-    steps: int = 0
     late_s: float = 2.0
     check: bool = False
     batch: int = 0
@@ -146,16 +145,11 @@ def train(task: Task) -> None:
     losses, sums, step = [], [], 0
     comm.Barrier()
     began = time.perf_counter()
-    cpu = time.process_time()
-    late_cpu, late_step = cpu, 0
     while True:
         now = time.perf_counter() - began
-        if step % 8 == 0:
-            over = step >= task.steps if task.steps else now > task.run_s
-            if comm.bcast(over):
-                break
+        if step % 8 == 0 and comm.bcast(now > task.run_s):
+            break
         if now <= task.late_s:
-            late_cpu, late_step = time.process_time(), step
             for bucket in sync.buckets:
                 bucket.turns = bucket.turns[-1:]
         for i, name in enumerate(names):
@@ -175,7 +169,6 @@ def train(task: Task) -> None:
             sync.ready(name, gradient)
         step += 1
     sync.wait_all()
-    cpu_s = (time.process_time() - late_cpu) / max(step - late_step, 1)
     ended = time.perf_counter()
     report = sync.report()
     same = len(set(comm.allgather(tuple(sums)))) == 1
@@ -186,15 +179,11 @@ def train(task: Task) -> None:
         ]
         for bucket in sync.buckets
     ]
-    header = sum(b.turns[-1].stats.header_bytes for b in sync.buckets)
-    wire = sum(b.turns[-1].stats.wire_bytes for b in sync.buckets)
-    cut = comm.allreduce(sum(t.stats.cut_messages for b in sync.buckets for t in b.turns))
     everybody = comm.gather(turns)
     if comm.rank == 0:
         print(report, file=sys.stderr)
     point(
         steps=step,
-        began=began,
         step_ms=1e3 * (ended - began) / step,
         median_step_ms=1e3 * report.step_s,
         wire_wait_ms=1e3 * report.wire_wait_s,
@@ -202,10 +191,6 @@ def train(task: Task) -> None:
         rows=[asdict(row) for row in report.buckets],
         errors=model.errors[-100:],
         losses=losses,
-        cpu_ms=1e3 * comm.allreduce(cpu_s) / comm.size,
-        header_bytes=header,
-        wire_bytes=wire,
-        cut=cut,
         identical=same,
         turns=everybody,
     )

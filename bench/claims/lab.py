@@ -14,7 +14,6 @@ from _report import ROOT, Claims, rows_on_ranks, run_parts
 
 sys.path.insert(0, str(ROOT / "bench" / "lab"))
 import measure
-from system import LabError
 
 Row = dict[str, Any]
 
@@ -220,8 +219,4 @@ PARTS = {
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(run_parts(__doc__, PARTS))
-    except LabError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    sys.exit(run_parts(__doc__, PARTS))

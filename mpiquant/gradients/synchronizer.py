@@ -290,25 +290,27 @@ class GradientSynchronizer:
         bucket.protect(True)
         with engine.lock:
             self._channel.links.expect(self._key(bucket), math.nan, 0)  # its call speaks for it
-        token = self._preset.apply()
-        try:
-            bucket.request = api.iallreduce(
-                bucket.flat,
-                "sum" if self.weighted else self._op,
-                comm=self._comm,
-                codec=bucket.codec,
-                algorithm=self._algorithm,
-                out=bucket.flat,
-                name=bucket.name,
-                feedback=self._feedback if self._use_feedback and bucket.codec.lossy else None,
-                timeout=self._timeout,
-                stats=True,
-                deadline=self._deadline(bucket, now) if bucket.codec.adaptive else None,
-            )
-        finally:
-            config.restore(token)
+        bucket.request = self._start(
+            bucket.flat,
+            "sum" if self.weighted else self._op,
+            codec=bucket.codec,
+            algorithm=self._algorithm,
+            out=bucket.flat,
+            name=bucket.name,
+            feedback=self._feedback if self._use_feedback and bucket.codec.lossy else None,
+            stats=True,
+            deadline=self._deadline(bucket, now) if bucket.codec.adaptive else None,
+        )
         bucket.request.when_done(turn.end)
         bucket.turns = [*bucket.turns[1 - MEMORY :], turn]
+
+    def _start(self, x: Array, op: str = "sum", **options: Any) -> Request:
+        """Start a call with what all of them share."""
+        token = self._preset.apply()
+        try:
+            return api.iallreduce(x, op, comm=self._comm, timeout=self._timeout, **options)
+        finally:
+            config.restore(token)
 
     def _deadline(self, bucket: Bucket, now: float) -> float:
         predicted_s = bucket.overlap.predicted_s
@@ -432,13 +434,7 @@ class GradientSynchronizer:
 
     def _send_weights(self, weight: float, *, joined: bool) -> None:
         mine = np.array([weight, joined], np.float64)
-        token = self._preset.apply()
-        try:
-            self._weights = api.iallreduce(
-                mine, comm=self._comm, codec="exact", name="weights", timeout=self._timeout
-            )
-        finally:
-            config.restore(token)
+        self._weights = self._start(mine, codec="exact", name="weights")
 
     def _total_weight(self) -> float | None:
         if self._weights is None:
