@@ -348,7 +348,8 @@ class Call:
 
     # ---- faults ----
 
-    def _tell_all(self, kind: str, text: str) -> None:
+    def _tell_all(self, kind: str, text: str) -> Fault:
+        """Tell all other ranks that the call goes on no more here; what they were told."""
         channel = self.channel
         fault = Fault(
             seq=self.seq,
@@ -359,15 +360,13 @@ class Call:
             tag=self.tag,
             sent=[],
             next_seq=channel.next_to_open,
-            native=self._native_begun(),
+            native=self.native_begun_on is not None and self.native_begun_on == channel.native,
         )
         for peer in range(channel.size):
             if peer != channel.rank:
                 sent = [int(n) for n in self.sent[peer]]
                 channel.tell(peer, replace(fault, sent=sent))
-
-    def _native_begun(self) -> bool:
-        return self.native_begun_on is not None and self.native_begun_on == self.channel.native
+        return fault
 
     def _fault(self, error: Exception) -> Steps[Exception]:
         """Tell all ranks, end the call with them, and say what to raise."""
@@ -386,8 +385,8 @@ class Call:
             text = str(error) if isinstance(error, (TypeError, ValueError)) else repr(error)
         channel.recovering += 1
         try:
-            self._tell_all(kind, text)
-            yield from self._recover()
+            told = self._tell_all(kind, text)
+            yield from self._recover(told)
         finally:
             channel.recovering -= 1
         verdict = self._verdict(error)
@@ -417,8 +416,11 @@ class Call:
             f"{self} was lost, since an earlier call failed while it was under way: repeat it"
         )
 
-    def _recover(self) -> Steps[None]:
-        """Receive and drop all messages of this call that are still under way."""
+    def _recover(self, told: Fault) -> Steps[None]:
+        """Receive and drop all messages of this call that are still under way.
+
+        `told` is what this rank told the others, which go by it, and so must this one.
+        """
         channel = self.channel
         faults = channel.faults.setdefault(self.seq, {})
         deadline = time.monotonic() + FAULT_S
@@ -448,14 +450,18 @@ class Call:
             if any(fault.agreed and fault.plan == mine for fault in faults.values()):
                 # The fault came after the agreement, but was heard of here before its end.
                 self._know_plan()
-        yield from self._replace_native(faults)
+        yield from self._replace_native([told, *faults.values()])
 
-    def _replace_native(self, faults: dict[int, Fault]) -> Steps[None]:
-        """A new duplicate for native collectives, where one cannot end on the old any more."""
+    def _replace_native(self, faults: list[Fault]) -> Steps[None]:
+        """A new duplicate for native collectives, where one cannot end on the old any more.
+
+        All ranks must decide alike, so they go by what each had told and not by what has become of
+        it: an earlier call may have replaced the duplicate since.
+        """
         channel = self.channel
-        if not self._native_begun() and not any(fault.native for fault in faults.values()):
+        if not any(fault.native for fault in faults):
             return
-        first_unopened = max(channel.next_to_open, *(f.next_seq for f in faults.values()))
+        first_unopened = max(fault.next_seq for fault in faults)
         channel.void.append(range(self.seq + 1, first_unopened))
         channel.abandoned.append((self, channel.native))
         channel.native, request = channel.comm.Idup()
