@@ -18,6 +18,7 @@ before.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
@@ -63,14 +64,22 @@ class Call:
         Seconds that a wait for it may take.
     seq : int, optional
         Its number; the next one by default.
+    deadline : float, optional
+        When its result is needed, on the clock of `time.perf_counter`.
     """
 
     def __init__(
-        self, channel: Channel, name: str, timeout: float | None = None, seq: int | None = None
+        self,
+        channel: Channel,
+        name: str,
+        timeout: float | None = None,
+        seq: int | None = None,
+        deadline: float = math.inf,
     ) -> None:
         self.channel = channel
         self.name = name
         self.timeout = timeout
+        self.deadline = deadline
         if seq is None:
             seq = channel.seq
             channel.seq += 1

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from operator import attrgetter
 from typing import Any, Protocol
 
 from mpi4py import MPI
@@ -39,6 +40,9 @@ above the least bound that MPI guarantees, 32767.
 Data of different plans thus never meet: a message longer than its receive is an error in MPI, but
 Open MPI 5 writes all of it through shared memory, behind the end of the buffer."""
 
+TURN_S = 0.5e-3
+"""After so much work for other calls it is looked at the one that is due first."""
+
 LOST = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 """Classes of errors by which MPI tells that a rank has died."""
 
@@ -50,10 +54,14 @@ def data_tag(plan: int, seq: int) -> int:
     return DATA_TAG + plan % PLANS * ROUNDS + seq % ROUNDS
 
 
+_deadline = attrgetter("deadline")
+
+
 class CallLike(Protocol):
     """What a channel knows of a call (see `mpiquant._call.Call`)."""
 
     seq: int
+    deadline: float
     done: bool
     opened: bool
 
@@ -117,15 +125,23 @@ class Channel:
         return self.running[0] if self.running else self.queue[0] if self.queue else None
 
     def advance(self) -> bool:
-        """Move all calls on as far as they can; whether anything happened."""
+        """Move calls on as far as they can, by deadline; whether anything happened.
+
+        When that has taken a while, what is due first is looked at in between.
+        """
         moved = False
-        for call in tuple(self.running):
-            moved |= self._step(call)
         while self._may_open():
             call = self.queue.popleft()
             self.running.append(call)
             self._step(call)
             moved = True
+        calls = sorted(self.running, key=_deadline)
+        looked_at = time.perf_counter()
+        for call in calls:
+            moved |= self._step(call)
+            if time.perf_counter() - looked_at > TURN_S:
+                moved |= self._step(calls[0])
+                looked_at = time.perf_counter()
         return moved
 
     def _may_open(self) -> bool:

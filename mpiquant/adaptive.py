@@ -157,7 +157,8 @@ class AdaptiveExecution(Runner):
         self.links.expect(self, self.deadline, self.values_left)
         for message in self.program.first_sends:
             self._send(message)
-        self._post()
+        for peer, stream in self.streams.items():
+            self._post(peer, stream)
         self.links.pump(time.perf_counter())
 
     def advance(self) -> bool:
@@ -170,7 +171,8 @@ class AdaptiveExecution(Runner):
             self.moved = True
             self.moved |= self.links.pump(time.perf_counter())
         self.moved |= self.links.pump(time.perf_counter())
-        self._end_sends()
+        if self.sending:
+            self._end_sends()
         if self.handled < len(recvs) or self.waiting or self.sending:
             return False
         if any(stream.unacknowledged for stream in self.streams.values()):
@@ -216,13 +218,15 @@ class AdaptiveExecution(Runner):
     def _stream(self, peer: int) -> _Stream:
         return self.streams.setdefault(peer, _Stream())
 
-    def _post(self) -> None:
-        """Post receives for what is certain to come: a part of each message, and each answer."""
-        for peer, stream in self.streams.items():
-            certain = len(stream.expected) + stream.unacknowledged
-            while len(stream.posted) < min(certain, WINDOW):
-                buffer = pool.take(HEADER_NBYTES + stream.longest)
-                stream.posted.append((self.transport.irecv(buffer, peer), buffer))
+    def _post(self, peer: int, stream: _Stream) -> None:
+        """Post receives for what is certain to come: a part of each message, and each answer.
+
+        To be called whenever one was received, or more became certain.
+        """
+        certain = min(len(stream.expected) + stream.unacknowledged, WINDOW)
+        while len(stream.posted) < certain:
+            buffer = pool.take(HEADER_NBYTES + stream.longest)
+            stream.posted.append((self.transport.irecv(buffer, peer), buffer))
 
     def _receive(self) -> None:
         for peer, stream in self.streams.items():
@@ -238,7 +242,7 @@ class AdaptiveExecution(Runner):
                     pool.give(buffer)
                 else:
                     self._take(peer, stream, header, payload, buffer, now)
-        self._post()
+                self._post(peer, stream)
 
     def _take(
         self, peer: int, stream: _Stream, header: Header, payload: Bytes, buffer: Bytes, now: float
@@ -400,7 +404,9 @@ class AdaptiveExecution(Runner):
     def isend(self, buffer: Bytes, peer: int, answered: bool) -> None:
         """Send a part, in a buffer of the pool."""
         self.sending.append((self.transport.isend(buffer, peer), buffer, True))
-        self.streams[peer].unacknowledged += answered
+        if answered:
+            self.streams[peer].unacknowledged += 1
+            self._post(peer, self.streams[peer])
         self.stats.messages += 1
         self.stats.wire_bytes += buffer.nbytes - HEADER_NBYTES
         self.stats.header_bytes += HEADER_NBYTES

@@ -66,8 +66,7 @@ def _start(
             request = Request(terms.calls, _finish(terms, build, stats), stall_s)
         if blocking:
             return _wait_uninterrupted(channel, request)
-        engine.advance()
-        engine.wake()
+        engine.begin()
         return request
 
 

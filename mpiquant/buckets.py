@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,7 +48,9 @@ class Terms:
         return own_part(count, self.channel.rank, self.channel.size)
 
     def new_call(self, name: str) -> Call:
-        call = Call(self.channel, name, self.options.timeout)
+        given = self.options.deadline
+        deadline = math.inf if given is None or math.isnan(given) else given
+        call = Call(self.channel, name, self.options.timeout, deadline=deadline)
         self.calls.append(call)
         return call
 
@@ -185,11 +188,14 @@ def _with_residuals(terms: Terms, bucket: list[Item], x: Array) -> Array | None:
     known = [feedback.residual(i.entry.name) for i in bucket]
     if not bucket[0].codec.lossy and all(k is None for k in known):
         return None
-    rest = x.copy()
+    rest = np.empty_like(x)
     begin = 0
     for item, residual in zip(bucket, known, strict=True):
-        if residual is not None:
-            rest[begin : begin + item.count] += residual.reshape(-1)
+        part = slice(begin, begin + item.count)
+        if residual is None:
+            np.copyto(rest[part], x[part])
+        else:
+            np.add(x[part], residual.reshape(-1), out=rest[part])
         begin += item.count
     return rest
 

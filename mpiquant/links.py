@@ -41,6 +41,9 @@ later."""
 LEAST_ROOM_S = 1e-3
 """What may be under way, at least, before the part of a call that is due later than others."""
 
+LOOK_S = 0.5e-3
+"""So often it is looked whether time alone has made room; what comes makes some at once."""
+
 LEAST_NBYTES = 4096
 """Shorter parts tell nothing of the bandwidth."""
 
@@ -92,14 +95,10 @@ class Link:
     def __init__(self) -> None:
         self.queue: list[tuple[float, int, Outgoing]] = []
         self.under_way: list[_Part] = []
+        self.nbytes = 0  # under way
         self.blocked = False  # whether the next part had to wait for the link
         self.guessed = False  # whether the peer has seen no full link of late
         self.out = Throughput()  # as the peer measures it
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes under way."""
-        return sum(part.nbytes for part in self.under_way)
 
     def is_full(self, now: float) -> bool:
         """Whether a part sent now will come behind others."""
@@ -112,13 +111,19 @@ class Link:
         begin = max(now, self.under_way[-1].expected_at) if self.under_way else now
         expected_at = begin + nbytes / self.out.bandwidth
         self.under_way.append(_Part(key, nbytes, now, expected_at, answered))
+        self.nbytes += nbytes
+
+    def arrived(self, part: _Part) -> None:
+        """Note that a part is under way no more."""
+        self.under_way.remove(part)
+        self.nbytes -= part.nbytes
 
     def expire(self, now: float) -> None:
         """Forget parts that should have arrived, of those that are not acknowledged."""
         while self.under_way and not self.under_way[0].answered:
             if now < self.under_way[0].expected_at:
                 break
-            del self.under_way[0]
+            self.arrived(self.under_way[0])
 
     def is_open(self, room_s: float) -> bool:
         """Whether another part may be sent, where so much may be before it on the way."""
@@ -128,6 +133,28 @@ class Link:
         if bandwidth != bandwidth:
             return len(self.under_way) < UNACKNOWLEDGED
         return self.nbytes < room_s * bandwidth
+
+
+class _Due(NamedTuple):
+    """What is due first."""
+
+    urgent: float
+    """Of the short calls: they need the links at each of their steps."""
+    first: float
+    """Of all calls that will send more."""
+
+    def room_s(self, deadline: float, now: float) -> float:
+        """How much may be on the way when a part is sent of a call with this deadline.
+
+        Less and less as a call is due that needs the links before, and for a while nothing when it
+        is due now: what others sent would be in its way at each of its steps.  Not for ever: that
+        call may wait for a rank that waits for this part.
+        """
+        if self.urgent < min(deadline, now + DUE_S):
+            return 0.0
+        if self.first >= deadline:
+            return ROOM_S
+        return min(ROOM_S, max((self.first - now) / 3, LEAST_ROOM_S))
 
 
 class Links:
@@ -155,10 +182,15 @@ class Links:
         self._since = self._last = math.nan
         self._arrived = 0
         self._calls_unsure = 0  # that ended since a sample was taken
+        self._changed = False  # whether anything was queued or came since the last look
+        self._look_at = 0.0
 
     def to(self, peer: int) -> Link:
         """The link to a peer."""
-        return self._links.setdefault(peer, Link())
+        link = self._links.get(peer)
+        if link is None:
+            link = self._links[peer] = Link()
+        return link
 
     def bandwidths(self) -> dict[int, float]:
         """Bytes per second to each peer, as it measured them; NaN if it did not."""
@@ -182,6 +214,7 @@ class Links:
             self._volumes[key] = (deadline, values, most_bits)
         else:
             self._volumes.pop(key, None)
+            self._changed = True
 
     def begin(self, key: Hashable, deadline: float, least_nbytes: int) -> None:
         """Note that a call has begun, and how few bytes it may send."""
@@ -216,8 +249,7 @@ class Links:
         sign: 1 if it ended early and might have had more bits, -1 if it ended late and might have
         had fewer, else 0.
         """
-        self._volumes.pop(key, None)
-        self._calls.pop(key, None)
+        self._end(key)
         self._calls_unsure += 1
         if self.is_guessing:
             self.incoming.bandwidth *= GROWTH**sign
@@ -227,22 +259,35 @@ class Links:
         if lowest == lowest:
             self.slow = lowest if math.isnan(self.slow) else (self.slow + 3 * lowest) / 4
 
+    def _end(self, key: Hashable) -> None:
+        self._volumes.pop(key, None)
+        self._calls.pop(key, None)
+        self._changed = True
+
     # ---- sending ----
 
     def queue(self, peer: int, message: Outgoing) -> None:
         """Put a message behind those of its deadline."""
+        self._changed = True
         self._serial += 1
         heapq.heappush(self.to(peer).queue, (message.deadline, self._serial, message))
 
     def pump(self, now: float) -> bool:
-        """Send what may be sent; whether anything was."""
-        moved = False
+        """Send what may be sent; whether anything was.
+
+        To be called often: it costs next to nothing while there is nothing to do.
+        """
+        if not self._changed and now < self._look_at:
+            return False
+        self._changed, self._look_at = False, now + LOOK_S
+        moved, due = False, None
         for link in self._links.values():
             room_s = 0.0
             link.expire(now)
             while link.queue:
+                due = due or self._due(now)
                 message = link.queue[0][2]
-                room_s = self._room_s(message.deadline, now)
+                room_s = due.room_s(message.deadline, now)
                 if not link.is_open(room_s):
                     break
                 if message.begun() and len(link.under_way) >= UNACKNOWLEDGED:
@@ -255,18 +300,10 @@ class Links:
             link.blocked = bool(link.queue) and room_s >= ROOM_S
         return moved
 
-    def _room_s(self, deadline: float, now: float) -> float:
-        """How much may be on the way when a part is sent of a call with this deadline.
-
-        Less and less as a call is due that needs the links before, and for a while nothing when it
-        is due now: what others sent would be in its way at each of its steps.  Not for ever: that
-        call may wait for a rank that waits for this part.
-        """
+    def _due(self, now: float) -> _Due:
         urgent = (end for end, short in self._calls.values() if short and now - end < HOLD_S)
-        if min(urgent, default=math.inf) < min(deadline, now + DUE_S):
-            return 0.0
-        first = min((end for end, _, _ in self._volumes.values()), default=math.inf)
-        return min(ROOM_S, max((first - now) / 3, LEAST_ROOM_S)) if first < deadline else ROOM_S
+        ends = (end for end, _, _ in self._volumes.values())
+        return _Due(min(urgent, default=math.inf), min(ends, default=math.inf))
 
     @property
     def is_guessing(self) -> bool:
@@ -280,7 +317,8 @@ class Links:
         link = self.to(peer)
         link.guessed = guessed
         part = next(part for part in link.under_way if part.key == key)
-        link.under_way.remove(part)
+        link.arrived(part)
+        self._changed = True
         if bandwidth == bandwidth:
             link.out.bandwidth = bandwidth
         else:
@@ -309,9 +347,9 @@ class Links:
 
     def forget(self, key: Hashable) -> None:
         """Drop all messages of a call that has failed."""
-        self._volumes.pop(key, None)
-        self._calls.pop(key, None)
+        self._end(key)
         for link in self._links.values():
             link.queue = [entry for entry in link.queue if entry[2].key != key]
             heapq.heapify(link.queue)
-            link.under_way = [part for part in link.under_way if part.key != key]
+            for part in [part for part in link.under_way if part.key == key]:
+                link.arrived(part)

@@ -32,6 +32,9 @@ ASK_S = 1.0
 SHORTEST_NAP_S, LONGEST_NAP_S = 20e-6, 5e-3
 """Bounds of the progress thread's sleeps (see `Naps`)."""
 
+UNTIL_WOKEN = -1.0
+"""Such a nap has no end of its own."""
+
 THREAD_POLL_S = 20e-3
 """How often the progress thread looks for control messages."""
 
@@ -43,8 +46,9 @@ class Engine:
         self.lock = lock
         self.waiting = 0  # threads that wait, and so move everything on themselves
         self.thread: threading.Thread | None = None
-        self._wake = threading.Event()
         self._stopping = False
+        self._asleep = threading.Lock()  # whoever releases it wakes the thread, also from a nap
+        self._asleep.acquire()
 
     def advance(self) -> bool:
         """Move everything in flight on, once; whether anything happened."""
@@ -108,10 +112,21 @@ class Engine:
 
     # ---- the thread ----
 
+    def begin(self) -> None:
+        """Let what was just launched begin: in the thread, so that the program goes on at once."""
+        if self.thread is None:
+            self.advance()
+        else:
+            self.wake()
+
     def wake(self) -> None:
         """Let the thread see to what was just started."""
         if self.thread is not None and self.waiting == 0 and in_flight:
-            self._wake.set()
+            self._ring()
+
+    def _ring(self) -> None:
+        with suppress(RuntimeError):  # it is awake already
+            self._asleep.release()
 
     def start_thread(self) -> None:
         """Make sure that the progress thread runs.
@@ -144,18 +159,18 @@ class Engine:
         thread, self.thread = self.thread, None
         if thread is not None:
             self._stopping = True
-            self._wake.set()
+            self._ring()
             thread.join(5)
 
     def _run(self) -> None:
         _want_exact_naps()
-        naps, next_poll = Naps(), 0.0
+        naps, next_poll, nap_s = Naps(), 0.0, UNTIL_WOKEN
         while not self._stopping:
-            self._wake.wait()
+            self._asleep.acquire(timeout=nap_s)
             with self.lock:
                 if self.waiting or not in_flight:
-                    self._wake.clear()
                     naps.rest()
+                    nap_s = UNTIL_WOKEN
                     continue
                 moved = self.advance()
                 now = time.monotonic()
@@ -163,8 +178,6 @@ class Engine:
                     self.poll()
                     next_poll = now + THREAD_POLL_S
             nap_s = naps.after(moved, now)
-            if nap_s:
-                time.sleep(nap_s)
 
     def drain(self, limit_s: float) -> None:
         """Bring what is in flight to its end, as far as that is possible in the time."""
@@ -219,15 +232,14 @@ class Naps:
         self.began = None
 
     def after(self, moved: bool, now: float) -> float:
-        """Seconds to sleep behind a look at the time `now`; 0 if there may be more to do."""
+        """Seconds to sleep behind a look at the time `now`."""
         if self.began is None:
             self.began = now
         waited_s = now - self.began
         if moved:
             if waited_s > SHORTEST_NAP_S:
                 self.gap_s += 0.25 * (waited_s - self.gap_s)
-            self.began = now
-            return 0.0
+            self.began, waited_s = now, 0.0
         nap_s = max(self.gap_s / 8, waited_s / 4)
         return min(max(nap_s, SHORTEST_NAP_S), LONGEST_NAP_S)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -65,14 +66,26 @@ def on_hosts(
     command = [python, "-m", "mpi4py", script, what, json.dumps(task)]
     job = launch.Job(mpi, hosts, command, limit_s=180)
     replaying = replay.replaying(changes) if changes else contextlib.nullcontext()
+    before = core_seconds()
     with replaying:
         done = launch.run(job)
+    busy, idle = core_seconds() - before
     if done.code:
         raise LabError(f"code {done.code}: {done.out[-1000:]}\n{done.err[-3000:]}")
     if "-v" in sys.argv:
         print(done.err, file=sys.stderr)
     result: Result = json.loads(done.out.splitlines()[-1])
+    result["busy"] = 100 * busy / (busy + idle)
     return result
+
+
+def core_seconds() -> Any:
+    """Seconds that all cores of the machine have been busy, and idle: what hosts of a cluster,
+    which have cores of their own, would not have to share."""
+    words = Path("/proc/stat").read_text().split()
+    ticks = np.array(words[1:8], float)  # user, nice, system, idle, iowait, irq, softirq
+    idle = ticks[3] + ticks[4]
+    return np.array([ticks.sum() - idle, idle]) / os.sysconf("SC_CLK_TCK")
 
 
 # ---- figures of a run ----
@@ -140,6 +153,7 @@ def steady(claims: Claims) -> None:
             claims.report(f"{name}: mean bits", shown)
         halves = [place(mean_bits(result, half)) for half in ("partial_bits", "final_bits")]
         claims.at_most(f"{name}: levels of RS and AG apart", abs(halves[0] - halves[1]), 1)
+        claims.report(f"{name}: cores busy, %", result["busy"])
 
 
 # ---- a link that changes ----
@@ -193,6 +207,7 @@ def trace(claims: Claims) -> None:
     more = 100 * (ours["wire_wait_ms"] - two["wire_wait_ms"]) / (1e3 * step_s)
     claims.at_most("changing links: more waiting than 2 bits, % of T", more, 2)
     claims.at_least("changing links: mean bits / 2", mean_bits(ours, "both") / 2, 1.5)
+    claims.report("changing links: cores busy, %", ours["busy"])
 
 
 def loss_at(run: Result, time_s: float) -> float:

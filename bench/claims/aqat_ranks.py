@@ -65,47 +65,52 @@ class Task:
 
 
 class Model:
-    """Half of h (w - t)^2 for each value, with another target t on each rank, and noise."""
+    """One layer with half of h (w - t)^2 for each value, and another target t on each rank.
+
+    Its gradients have noise, as all of the other layers' have nothing else: whatever the stand-in
+    computed would take the cores from the ranks.
+    """
 
     def __init__(self, task: Task) -> None:
         self.layers = task.layers
-        self.w = [np.zeros(n, np.float32) for n in task.layers]
-        self.targets = [self._targets(i)[comm.rank] for i in range(len(task.layers))]
-        self.noise = [self._noises(i, n)[comm.rank] for i, n in enumerate(task.layers)]
+        self.noise = [noises(i, n)[comm.rank] for i, n in enumerate(task.layers)]
         n = task.layers[WATCHED]
-        self.h = [np.geomspace(1, 0.01, n, dtype=np.float32) for n in task.layers]
-        self.mean_target = np.mean(self._targets(WATCHED), axis=0, dtype=np.float32)
-        self.mean_noise = np.mean(self._noises(WATCHED, n), axis=0, dtype=np.float32)
+        self.weights = [np.zeros(n, np.float32) for n in task.layers]
+        self.w = self.weights[WATCHED]
+        self.h = np.geomspace(1, 0.01, n, dtype=np.float32)
+        self.mean_target = np.mean([target(rank) for rank in WORLD], dtype=np.float32)
+        self.mean_noise = np.mean(noises(WATCHED, n), axis=0, dtype=np.float32)
         self.errors: list[float] = []
 
-    def _targets(self, layer: int) -> list[float]:
-        return [1.0 + 0.5 * rank for rank in range(comm.size)]
-
-    def _noises(self, layer: int, n: int) -> list[Any]:
-        """For each rank, a layer's noise in even and in odd steps: over both it is none."""
-        found = []
-        for rank in WORLD:
-            noise = np.random.default_rng([layer, rank]).standard_normal(n, np.float32)
-            found.append(np.float32(0.1) * np.stack([noise, -noise]))
-        return found
-
     def gradient(self, layer: int, step: int) -> Any:
-        away = self.w[layer] - self.targets[layer]
-        return self.h[layer] * away + self.noise[layer][step % 2]
+        noise = self.noise[layer][step % 2]
+        return self.h * (self.w - target(comm.rank)) + noise if layer == WATCHED else noise
 
     def forward(self, layer: int) -> None:
         """The stand-in has nothing to do."""
 
     def update(self, layer: int, mean: Any, step: int) -> None:
         if layer == WATCHED:
-            exact = self.h[layer] * (self.w[layer] - self.mean_target)
-            exact += self.mean_noise[step % 2]
+            exact = self.h * (self.w - self.mean_target) + self.mean_noise[step % 2]
             self.errors.append(float(np.linalg.norm(mean - exact) / np.linalg.norm(exact)))
-        self.w[layer] -= np.float32(LEARNING_RATE) * mean
+            self.w -= np.float32(LEARNING_RATE) * mean
 
     def loss(self) -> float:
-        away = self.w[WATCHED] - self.mean_target
-        return float(0.5 * np.dot(self.h[WATCHED] * away, away) / away.size)
+        away = self.w - self.mean_target
+        return float(0.5 * np.dot(self.h * away, away) / away.size)
+
+
+def target(rank: int) -> np.float32:
+    return np.float32(1.0 + 0.5 * rank)
+
+
+def noises(layer: int, n: int) -> list[Any]:
+    """For each rank, a layer's noise in even and in odd steps: over both it is none."""
+    found = []
+    for rank in WORLD:
+        noise = np.random.default_rng([layer, rank]).standard_normal(n, np.float32)
+        found.append(np.float32(0.1) * np.stack([noise, -noise]))
+    return found
 
 
 def sleep_until(end: float) -> None:
@@ -119,7 +124,7 @@ class Dense(Model):
         super().__init__(task)
         rng = np.random.default_rng(0)
         forms = [(max(1, n // 1024), min(n, 1024)) for n in task.layers]
-        self.matrices = [w.reshape(form) for w, form in zip(self.w, forms, strict=True)]
+        self.matrices = [w.reshape(form) for w, form in zip(self.weights, forms, strict=True)]
         self.x = [rng.standard_normal((task.batch, form[0]), np.float32) for form in forms]
         self.dy = [rng.standard_normal((task.batch, form[1]), np.float32) for form in forms]
 
@@ -130,12 +135,15 @@ class Dense(Model):
         self.dy[layer] @ self.matrices[layer].T
         return (self.x[layer].T @ self.dy[layer]).reshape(-1)
 
+    def update(self, layer: int, mean: Any, step: int) -> None:
+        self.weights[layer] -= np.float32(LEARNING_RATE) * mean
+
 
 def train(task: Task) -> None:
     model = Dense(task) if task.batch else Model(task)
     names = [f"layer{i}" for i in range(len(task.layers))]
     sync = mpiquant.GradientSynchronizer(
-        dict(zip(names, model.w, strict=True)),
+        dict(zip(names, model.weights, strict=True)),
         codec=task.codec,
         algorithm=task.algorithm,
         bucket_bytes=4 * max(task.layers),

@@ -14,6 +14,7 @@ from mpiquant.links import (
     GROWTH,
     HOLD_S,
     LEAST_ROOM_S,
+    LOOK_S,
     PART_S,
     ROOM_S,
     SAMPLE_S,
@@ -169,7 +170,7 @@ def test_a_fast_link_takes_more_parts():
     links.pump(0.0)
     assert len(sent) == 2
     links.to(1).out.bandwidth = 4500 / ROOM_S
-    links.pump(0.0)
+    links.pump(LOOK_S)
     assert len(sent) == 5
 
 
