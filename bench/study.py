@@ -7,6 +7,7 @@ the time that 2 hosts take over that of N, at equal bytes on each link.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,13 +22,17 @@ RATES = ("100mbit", "200mbit", "1gbit", "2.5gbit")
 CODECS = ["--codec", "q8,q4,q2"]
 
 
-def parts(rate: str) -> Iterator[tuple[list[str], list[str]]]:
-    """Sizes and algorithms of the runs at a rate; fewer repeats where calls take seconds."""
+def parts(hosts: int, rate: str) -> Iterator[tuple[list[str], list[str]]]:
+    """Sizes and algorithms of the runs at a rate; fewer repeats where calls take seconds.
+
+    A rank takes twelve times its array, for inputs, outputs and the check of its results: eight
+    ranks with the largest ones do not fit into 24 GiB.
+    """
     fast = cluster.parse_rate(rate) >= 10**9
     every = ["--algo", "ring,halving_doubling,direct"]
     yield ["-b", "8", "-e", "1M", "-f", "8", "-n", "30" if fast else "10", "-w", "3"], every
-    few = ["-n", "7" if fast else "2", "-w", "1"]
-    largest = "256M" if fast else "64M"
+    few = ["-n", "7" if fast else "3", "-w", "1"]
+    largest = "256M" if fast and hosts <= 4 else "64M"
     yield ["-b", "4M", "-e", largest, "-f", "4", *few], ["--algo", "ring"]
 
 
@@ -38,7 +43,7 @@ def holds(hosts: int, rate: str) -> bool:
 
 def run(mpi: str, hosts: int, rate: str) -> measure.Report:
     reports = []
-    for sizes, algorithms in parts(rate):
+    for sizes, algorithms in parts(hosts, rate):
         with measure.wire(hosts, rate):
             options = [*sizes, *CODECS, *algorithms]
             reports.append(measure.bench(mpi, hosts, rate, *options, limit_s=1500))
@@ -67,18 +72,24 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", default=RATES)
     a = parser.parse_args()
     for rate in a.rates:
-        rows: dict[int, list[dict[str, Any]]] = {}
         for hosts in a.hosts:
-            if not holds(hosts, rate):
-                continue
-            report = run(a.mpi, hosts, rate)
-            name = f"study-{a.mpi}-{hosts}x{rate}"
-            measure.store(name, report)
-            print(name, flush=True)
-            rows[hosts] = report["results"]
-        table = measure.RESULTS / f"scaling-{a.mpi}-{rate}.txt"
-        head = "hosts   size (bytes)    codec         algorithm    time (ms)   efficiency\n"
-        table.write_text(head + "\n".join(efficiencies(rows)) + "\n")
+            if holds(hosts, rate):
+                name = f"study-{a.mpi}-{hosts}x{rate}"
+                measure.store(name, run(a.mpi, hosts, rate))
+                print(name, flush=True)
+        write_table(a.mpi, rate)
+
+
+def write_table(mpi: str, rate: str) -> None:
+    """Efficiencies at a rate, of all reports that there are."""
+    rows = {}
+    for hosts in HOSTS:
+        file = measure.RESULTS / f"study-{mpi}-{hosts}x{rate}.json"
+        if file.exists():
+            rows[hosts] = json.loads(file.read_text())["results"]
+    head = "hosts   size (bytes)    codec         algorithm    time (ms)   efficiency\n"
+    table = measure.RESULTS / f"scaling-{mpi}-{rate}.txt"
+    table.write_text(head + "\n".join(efficiencies(rows)) + "\n")
 
 
 if __name__ == "__main__":

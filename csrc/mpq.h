@@ -33,6 +33,7 @@ enum mpq_kind {
 #define MPQ_BITS_MAX 16
 #define MPQ_BLOCK_MAX 8192 /* the fused hop keeps one block on the stack */
 #define MPQ_GROUP 64       /* values whose bits of one plane make one 64-bit word */
+#define MPQ_MIX_MAX 8      /* blocks that can be mixed */
 #define MPQ_BATCH_NBYTES 4096 /* values measured before the first of them is packed */
 #define MPQ_AHEAD_NBYTES 4096 /* how far behind the next block memory is fetched while packing */
 
@@ -74,7 +75,12 @@ typedef struct {
   int (*to_half_##S)(const REAL *x, int64_t n, uint16_t *out, REAL *residual);                    \
   int (*from_half_##S)(const uint16_t *wire, int64_t n, const REAL *addend, REAL *out);           \
   int (*to_bfloat_##S)(const REAL *x, int64_t n, uint16_t *out, REAL *residual);                  \
-  int (*from_bfloat_##S)(const uint16_t *wire, int64_t n, const REAL *addend, REAL *out);
+  int (*from_bfloat_##S)(const uint16_t *wire, int64_t n, const REAL *addend, REAL *out);         \
+  /* out[p] = sum over q of matrix[p * columns + q] * in[q], for blocks of n values; in doubles.  \
+     An output may be one of the inputs, and none may overlap in another way.                     \
+     1 <= columns <= MPQ_MIX_MAX, rows at most one more. */                                       \
+  int (*mix_##S)(const REAL *const *in, int columns, REAL *const *out, int rows,                  \
+                 const double *matrix, int64_t n);
 
 typedef struct {
   const char *name; /* "baseline", "avx2", "avx512" */

@@ -4,6 +4,8 @@
 
 #include "mpq_cast.h"
 
+typedef double mpq_mix_vector __attribute__((vector_size(64)));
+
 #define REAL float
 #define WORD uint32_t
 #define SIGN_BIT UINT32_C(0x80000000)
@@ -16,6 +18,7 @@
 #define SINK 0x1p-64f   /* takes a sum of the largest values below overflow */
 #define FN(name) name##_f32
 #include "mpq_codec.inc"
+#include "mpq_mix.inc"
 #include "mpq_undef.h"
 
 #define REAL double
@@ -30,6 +33,7 @@
 #define SINK 0x1p-64
 #define FN(name) name##_f64
 #include "mpq_codec.inc"
+#include "mpq_mix.inc"
 #include "mpq_undef.h"
 
 #define MPQ_JOIN_(a, b) a##b
@@ -39,7 +43,7 @@
 #define MPQ_ENTRIES(S)                                                                            \
   .encode_##S = encode_##S, .decode_##S = decode_##S, .decode_add_##S = decode_add_##S,           \
   .hop_##S = hop_##S, .to_half_##S = to_half_##S, .from_half_##S = from_half_##S,                 \
-  .to_bfloat_##S = to_bfloat_##S, .from_bfloat_##S = from_bfloat_##S
+  .to_bfloat_##S = to_bfloat_##S, .from_bfloat_##S = from_bfloat_##S, .mix_##S = mix_##S
 
 const mpq_kernels MPQ_JOIN(mpq_kernels_, MPQ_ISA_NAME) = {
     .name = MPQ_STRING(MPQ_ISA_NAME), MPQ_ENTRIES(f32), MPQ_ENTRIES(f64)};

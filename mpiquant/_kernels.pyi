@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+
 from mpiquant.typing import Array
 
 NEAREST: int
@@ -7,6 +9,7 @@ TERNARY: int
 BLOCK_MAX: int
 BITS_MAX: int
 GROUP: int
+MIX_MAX: int
 ISAS: tuple[str, ...]
 
 def use_isa(name: str) -> None: ...
@@ -40,3 +43,4 @@ def hop(
 ) -> bool: ...
 def cast_encode(x: Array, wire: Array, bfloat: bool, residual: Array | None = None) -> None: ...
 def cast_decode(wire: Array, out: Array, bfloat: bool, addend: Array | None = None) -> bool: ...
+def mix(matrix: Array, sources: Sequence[Array], outs: Sequence[Array]) -> None: ...

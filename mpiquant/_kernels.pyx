@@ -20,6 +20,7 @@ cdef extern from "mpq.h" nogil:
         MPQ_BLOCK_MAX
         MPQ_BITS_MAX
         MPQ_GROUP
+        MPQ_MIX_MAX
 
     ctypedef struct mpq_format:
         int32_t kind
@@ -82,6 +83,12 @@ cdef extern from "mpq.h" nogil:
         int (*from_bfloat_f64)(
             const uint16_t *, int64_t, const double *, double *
         ) noexcept nogil
+        int (*mix_f32)(
+            const float *const *, int, float *const *, int, const double *, int64_t
+        ) noexcept nogil
+        int (*mix_f64)(
+            const double *const *, int, double *const *, int, const double *, int64_t
+        ) noexcept nogil
 
     const mpq_kernels *mpq_find_kernels(const char *name)
     int64_t mpq_segment_nbytes(int64_t n, const mpq_format *format, int64_t scale_nbytes)
@@ -93,6 +100,7 @@ TERNARY = MPQ_TERNARY
 BLOCK_MAX = MPQ_BLOCK_MAX
 BITS_MAX = MPQ_BITS_MAX
 GROUP = MPQ_GROUP
+MIX_MAX = MPQ_MIX_MAX
 ISAS = ("avx512", "avx2", "baseline")
 
 cdef const mpq_kernels *kernels = NULL
@@ -320,6 +328,42 @@ def cast_decode(wire, out, bint bfloat, addend=None):
         else:
             flags = kernels.from_half_f64(w, n, <const double *> a, <double *> bo.view.buf)
     return flags != 0
+
+
+def mix(matrix, sources, outs):
+    """outs[p] = sum over q of matrix[p, q] * sources[q], in doubles.
+
+    The matrix has float64 items, row by row.  All blocks have one length; an output may be one of
+    the sources.
+    """
+    cdef int rows = len(outs), columns = len(sources), k
+    if not (1 <= columns <= MPQ_MIX_MAX and 1 <= rows <= columns + 1):
+        raise ValueError(f"{columns} blocks cannot be mixed to {rows}")
+    cdef _Buffer bm = _reals(matrix, False, "matrix")
+    if bm.kind != c"d" or _count(bm) != rows * columns:
+        raise ValueError(f"the matrix is not one of {rows} x {columns} float64 items")
+    cdef void *ins[MPQ_MIX_MAX]
+    cdef void *results[MPQ_MIX_MAX + 1]
+    cdef _Buffer first = _reals(sources[0], False, "sources[0]")
+    cdef _Buffer b
+    held = []
+    for k in range(columns):
+        b = _like(sources[k], first, False, f"sources[{k}]")
+        held.append(b)
+        ins[k] = b.view.buf
+    for k in range(rows):
+        b = _like(outs[k], first, True, f"outs[{k}]")
+        held.append(b)
+        results[k] = b.view.buf
+    cdef int64_t n = _count(first)
+    cdef const double *m = <const double *> bm.view.buf
+    with nogil:
+        if first.kind == c"f":
+            kernels.mix_f32(<const float *const *> ins, columns, <float *const *> results, rows, m,
+                            n)
+        else:
+            kernels.mix_f64(<const double *const *> ins, columns, <double *const *> results, rows,
+                            m, n)
 
 
 use_isa(os.environ.get("MPIQUANT_ISA", "auto"))

@@ -15,6 +15,7 @@ from mpiquant._buffers import Entry
 from mpiquant._call import Call, Steps
 from mpiquant._comm import Channel, channel_of
 from mpiquant.buckets import Item, Terms
+from mpiquant.collectives import CODED, canonical
 from mpiquant.config import Options
 from mpiquant.errors import LifecycleError
 from mpiquant.feedback import ErrorFeedback
@@ -35,24 +36,22 @@ def _start(
     comm: CommLike | None,
     op: OpLike,
     name: str | None,
-    codec: CodecLike,
-    algorithm: str,
     feedback: ErrorFeedback | None,
-    timeout: float | None,
     stats: StatsLike,
-    budget_s: float | None = None,
-    deadline: float | None = None,
+    **given: Any,
 ) -> Any:
     """Check the arguments, launch the calls; the result, or the request of a nonblocking call.
 
-    `prepare` launches the calls of some terms and returns what makes the result from them.
+    `prepare` launches the calls of some terms and returns what makes the result from them; `given`
+    are options, None where they were not given.
     """
-    channel = channel_of(comm, config.current(timeout=timeout).timeout)
+    channel = channel_of(comm, config.current(timeout=given["timeout"]).timeout)
     drain_at_finalize()
     with channel.entered():
         try:
-            options = _options(codec, algorithm, timeout, budget_s, deadline)
-            terms = _terms(channel, blocking, op, name, codec is not None, options, feedback, stats)
+            options = _options(**given)
+            with_codec = given["codec"] is not None
+            terms = _terms(channel, blocking, op, name, with_codec, options, feedback, stats)
             if not blocking and terms.options.progress == "thread":
                 engine.start_thread()
             with engine.lock:
@@ -78,21 +77,16 @@ def refuse(channel: Channel, name: str | None, error: Exception) -> Request:
 
 
 def _options(
-    codec: CodecLike,
-    algorithm: str,
-    timeout: float | None,
-    budget_s: float | None,
-    deadline: float | None,
+    algorithm: str, budget_s: float | None = None, deadline: float | None = None, **given: Any
 ) -> Options:
     """The options of a call; a budget begins now, for all its buckets."""
     if budget_s is not None and deadline is None:
         deadline = time.perf_counter() + budget_s
     options = config.current(
-        codec=codec,
         algorithm=None if algorithm == "auto" else algorithm,
-        timeout=timeout,
         budget_s=budget_s,
         deadline=deadline,
+        **given,
     )
     if options.deadline is None and options.budget_s is not None:
         options = replace(options, deadline=time.perf_counter() + options.budget_s)
@@ -118,6 +112,8 @@ def _terms(
         raise TypeError(f"name is a {type(name).__name__}, expected a string")
     if feedback is not None and mpi_op != MPI.SUM:
         raise ValueError("feedback needs op 'sum' or 'mean': other results have no residual")
+    if feedback is not None and canonical(options.algorithm) == CODED:
+        raise ValueError("algorithm 'cerar' keeps no residuals: it takes no feedback")
     measure = stats == "error"
     return Terms(channel, name or "", options, mpi_op, mean, given, feedback, measure, blocking)
 
@@ -178,6 +174,9 @@ def allreduce(
     stats: StatsLike = None,
     budget_s: float | None = None,
     deadline: float | None = None,
+    components: int | None = None,
+    cond_max: float | None = None,
+    error_max: float | None = None,
 ) -> Any:
     """Sum (or another reduction) of an array over all ranks; collective over comm.
 
@@ -196,7 +195,7 @@ def allreduce(
         "exact", "fp16", "bf16", "q1" ... "q16", "sign", "ternary", "aqat", a codec object, or a
         policy `name, shape -> codec`.  Default: that of `options` or MPIQUANT_CODEC; without any,
         exact.
-    algorithm : {"auto", "native", "ring", "halving_doubling", "hd", "direct", "broadcast"}
+    algorithm : {"auto", "native", "ring", "halving_doubling", "hd", "direct", "broadcast", "cerar"}
     out : array (or list or dict of them), optional
         Gets the result; may be x itself.
     name : str, optional
@@ -212,11 +211,16 @@ def allreduce(
     budget_s, deadline : float, optional
         With the codec "aqat": when the call shall end, in seconds from now or on the clock of
         `time.perf_counter`.  It takes as many bits as fit; see `AqatCodec`.
+    components, cond_max, error_max : optional
+        With the algorithm "cerar": into how many components the array is cut, a multiple of the
+        ranks, and the largest condition number and relative error to be expected.  By default
+        twice as many components as ranks, or as many as `error_max` allows.
 
     Returns
     -------
     array, or list, tuple or dict of arrays; or (result, Stats)
-        Bit-identical on all ranks, except for what MPI itself reduces.
+        Bit-identical on all ranks, except for what MPI itself reduces and for "cerar", an
+        approximation that differs between ranks.
 
     Raises
     ------
@@ -237,7 +241,15 @@ def allreduce(
             return _wait_quick(result, comm) if isinstance(result, Call) else result
     return _start(
         lambda terms: _prepare_allreduce(terms, x, out),
-        *(True, comm, op, name, codec, algorithm, feedback, timeout, stats, budget_s, deadline),
+        *(True, comm, op, name, feedback, stats),
+        codec=codec,
+        algorithm=algorithm,
+        timeout=timeout,
+        budget_s=budget_s,
+        deadline=deadline,
+        components=components,
+        cond_max=cond_max,
+        error_max=error_max,
     )
 
 
@@ -255,6 +267,9 @@ def iallreduce(
     stats: StatsLike = None,
     budget_s: float | None = None,
     deadline: float | None = None,
+    components: int | None = None,
+    cond_max: float | None = None,
+    error_max: float | None = None,
 ) -> Request:
     """`allreduce` that does not wait; collective over comm.
 
@@ -279,7 +294,15 @@ def iallreduce(
     """
     request: Request = _start(
         lambda terms: _prepare_allreduce(terms, x, out),
-        *(False, comm, op, name, codec, algorithm, feedback, timeout, stats, budget_s, deadline),
+        *(False, comm, op, name, feedback, stats),
+        codec=codec,
+        algorithm=algorithm,
+        timeout=timeout,
+        budget_s=budget_s,
+        deadline=deadline,
+        components=components,
+        cond_max=cond_max,
+        error_max=error_max,
     )
     return request
 
@@ -326,6 +349,9 @@ def Allreduce(
     feedback: ErrorFeedback | None = None,
     timeout: float | None = None,
     stats: StatsLike = None,
+    components: int | None = None,
+    cond_max: float | None = None,
+    error_max: float | None = None,
 ) -> Any:
     """Like `MPI.Comm.Allreduce`, with compression; collective over comm.
 
@@ -334,7 +360,7 @@ def Allreduce(
     sendbuf, recvbuf : buffer or [buffer, count, datatype]
         As mpi4py takes them; sendbuf may be MPI.IN_PLACE.  What is not a plain contiguous run of
         numbers (derived datatypes, displacements) is reduced by MPI itself.
-    op, comm, codec, algorithm, name, feedback, timeout, stats
+    op, comm, codec, algorithm, name, feedback, timeout, stats, components, cond_max, error_max
         As for `allreduce`.
 
     Returns
@@ -357,7 +383,13 @@ def Allreduce(
             return None
     return _start(
         lambda terms: _prepare_buffers(terms, sendbuf, recvbuf),
-        *(True, comm, op, name, codec, algorithm, feedback, timeout, stats),
+        *(True, comm, op, name, feedback, stats),
+        codec=codec,
+        algorithm=algorithm,
+        timeout=timeout,
+        components=components,
+        cond_max=cond_max,
+        error_max=error_max,
     )
 
 
@@ -373,6 +405,9 @@ def Iallreduce(
     feedback: ErrorFeedback | None = None,
     timeout: float | None = None,
     stats: StatsLike = None,
+    components: int | None = None,
+    cond_max: float | None = None,
+    error_max: float | None = None,
 ) -> Request:
     """Like `MPI.Comm.Iallreduce`, with compression; collective over comm.
 
@@ -385,7 +420,13 @@ def Iallreduce(
     """
     request: Request = _start(
         lambda terms: _prepare_buffers(terms, sendbuf, recvbuf),
-        *(False, comm, op, name, codec, algorithm, feedback, timeout, stats),
+        *(False, comm, op, name, feedback, stats),
+        codec=codec,
+        algorithm=algorithm,
+        timeout=timeout,
+        components=components,
+        cond_max=cond_max,
+        error_max=error_max,
     )
     return request
 
@@ -455,7 +496,10 @@ def reduce_scatter(
     """
     return _start(
         lambda terms: _prepare_scatter(terms, x, out),
-        *(True, comm, op, name, codec, algorithm, feedback, timeout, stats),
+        *(True, comm, op, name, feedback, stats),
+        codec=codec,
+        algorithm=algorithm,
+        timeout=timeout,
     )
 
 
@@ -522,7 +566,10 @@ def allgather(
     """
     return _start(
         lambda terms: _prepare_gather(terms, x, out),
-        *(True, comm, "sum", name, codec, algorithm, feedback, timeout, stats),
+        *(True, comm, "sum", name, feedback, stats),
+        codec=codec,
+        algorithm=algorithm,
+        timeout=timeout,
     )
 
 

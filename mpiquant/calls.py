@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 from mpi4py import MPI
@@ -20,7 +20,9 @@ from mpiquant._comm import Channel
 from mpiquant.adaptive import AdaptiveExecution
 from mpiquant.codecs import EXACT, AqatCodec, Codec
 from mpiquant.codecs._block import mix_key
-from mpiquant.collectives import BROADCAST, canonical, own_part
+from mpiquant.coded import CodedExecution
+from mpiquant.collectives import BROADCAST, CODED, canonical, own_part
+from mpiquant.collectives.coding import Design, Perturbed, design
 from mpiquant.config import Options
 from mpiquant.execute import Execution
 from mpiquant.plan import Choice, choose, segment_length
@@ -101,8 +103,11 @@ def decide(job: Job, options: Options, size: int) -> Choice:
         native_because = f"op {op_name(job.op)} is MPI's"
     elif dtype.kind == "b":
         native_because = "booleans are MPI's"
-    if canonical(options.algorithm) == BROADCAST and job.kind != "allreduce":
-        raise ValueError(f"a {job.kind} has no algorithm 'broadcast'")
+    algorithm = canonical(options.algorithm)
+    if algorithm in (BROADCAST, CODED) and job.kind != "allreduce":
+        raise ValueError(f"a {job.kind} has no algorithm {algorithm!r}")
+    if algorithm == CODED and dtype in (np.float32, np.float64) and native_because is None:
+        return _coded(job)
     if dtype not in (np.float32, np.float64):
         exact_because = f"{dtype} is never compressed"
     elif not job.codec.lossy:
@@ -110,12 +115,44 @@ def decide(job: Job, options: Options, size: int) -> Choice:
     elif not job.from_call and job.x.size < options.min_size:
         exact_because = f"fewer than min_size={options.min_size} elements"
     return choose(
-        canonical(options.algorithm),
+        "ring" if algorithm == CODED else algorithm,  # what is never coded
         size=size,
         wire_nbytes=0 if exact_because else job.codec.nbytes(job.out.size, dtype),
         exact_because=exact_because,
         native_because=native_because,
     )
+
+
+def _coded(job: Job) -> Choice:
+    if job.from_call and job.codec.lossy:
+        raise ValueError("algorithm 'cerar' sends plain numbers: it takes no codec")
+    return Choice(CODED, False, "cerar was asked for")
+
+
+@lru_cache
+def _designed(
+    size: int,
+    components: int | None,
+    dtype: np.dtype,
+    cond_max: float | None,
+    error_max: float | None,
+) -> Design:
+    return design(size, components, dtype, cond_max=cond_max, error_max=error_max)
+
+
+def coded_ring(options: Options, size: int, dtype: np.dtype) -> Design:
+    """The code that the options ask for; the same on all ranks.
+
+    Raises
+    ------
+    ValueError
+        If there is none, or its components are no multiple of the ranks.
+    """
+    if options.components is not None and options.components % size:
+        raise ValueError(
+            f"algorithm 'cerar' needs a multiple of {size} components, not {options.components}"
+        )
+    return _designed(size, options.components, dtype, options.cond_max, options.error_max)
 
 
 def plan_for(
@@ -159,11 +196,19 @@ def collective(
         return _run_alone(job, stats)
     choice = decide(job, options, channel.size)
     codec = job.codec if choice.compress else EXACT
+    found = None
+    if choice.algorithm == CODED:
+        found = coded_ring(options, channel.size, job.x.dtype)
+        choice = replace(choice, reason=f"{choice.reason}: {_expected(found)}")
     stats.chose(choice.algorithm, codec.spec, choice.reason)
+    if found is not None:
+        choice = replace(choice, algorithm=str(found.code))  # all of it is agreed on
     plan = plan_for(job, choice, options, codec, channel, blocking=blocking)
     yield from call.open(plan)
     if choice.algorithm == "native":
         return (yield from _run_native(job, call, stats))
+    if found is not None:
+        return (yield from _run_coded(job, call, found, stats, plan.segment))
     if choice.algorithm == BROADCAST:
         return (yield from _run_broadcast(job, call, codec, options, stats))
     program = compile_program(
@@ -234,6 +279,25 @@ def _run_schedule(
     if job.kind == "reduce_scatter":
         return not np.all(np.isfinite(job.out[own]))
     return execution.nonfinite or (program.exact and not np.all(np.isfinite(job.out)))
+
+
+def _expected(found: Design) -> str:
+    return f"{found.code.components} components, error {found.error:.1e} on normal data"
+
+
+def _run_coded(job: Job, call: Call, found: Design, stats: Stats, segment: int) -> Steps[bool]:
+    assert isinstance(found.code, Perturbed)
+    size = call.channel.size
+    execution = CodedExecution(found.code, call.channel.rank, call, job.x, job.out, segment, stats)
+    call.opened = True
+    execution.start()
+    yield from call.finish_agreement()
+    call.waits_for = execution.waits_for
+    while not execution.advance():
+        yield execution.has_moved()
+    stats.raw_bytes += round(2 * (size - 1) / size * job.out.nbytes)
+    stats.header_bytes += call.header_bytes
+    return False
 
 
 def _run_broadcast(

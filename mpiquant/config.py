@@ -25,7 +25,8 @@ class Options:
     codec : str, Codec, policy or None
         None: nothing is compressed.
     algorithm : str
-        "auto", "native", "ring", "halving_doubling" ("hd"), "direct" or "broadcast".
+        "auto", "native", "ring", "halving_doubling" ("hd"), "direct", "broadcast"
+        or "cerar".
     min_size : int
         A codec that comes from the context or the environment, not from the call itself, leaves
         arrays (fused buckets, for lists and dicts) of fewer elements exact: they gain nothing, and
@@ -49,6 +50,11 @@ class Options:
         When it shall end, on the clock of `time.perf_counter`; goes before budget_s.
     progress : {"manual", "thread"}
         What moves nonblocking calls on: waits and tests only, or a thread as well.
+    components : int or None
+        With "cerar": into how many components an array is cut, a multiple of the ranks; None: twice
+        as many, or as many as error_max allows.
+    cond_max, error_max : float or None
+        With "cerar": the largest condition number, and the largest relative error to be expected.
     """
 
     codec: CodecLike = None
@@ -62,14 +68,17 @@ class Options:
     budget_s: float | None = None
     deadline: float | None = None
     progress: str = "manual"
+    components: int | None = None
+    cond_max: float | None = None
+    error_max: float | None = None
 
     def __post_init__(self) -> None:
         canonical(self.algorithm)
-        for name, lowest in (("min_size", 0), ("segment", 1), ("bucket_bytes", 1)):
+        for name, lowest in LOWEST:
             value = getattr(self, name)
             if value is not None and value < lowest:
                 raise ValueError(f"{name} is {value}, expected {lowest} or more")
-        for name in ("timeout", "stall_seconds", "budget_s"):
+        for name in ("timeout", "stall_seconds", "budget_s", "cond_max", "error_max"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value}, expected more than 0 or None")
@@ -78,12 +87,14 @@ class Options:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {words}")
 
 
+LOWEST = (("min_size", 0), ("segment", 1), ("bucket_bytes", 1), ("components", 2))
 CHECKS = ("first", "always", "never")
 PROGRESSES = ("manual", "thread")
 
 _CONVERTERS = {
-    **dict.fromkeys(("min_size", "segment", "bucket_bytes"), int),
+    **dict.fromkeys((name for name, _ in LOWEST), int),
     **dict.fromkeys(("timeout", "stall_seconds", "budget_s", "deadline"), float),
+    **dict.fromkeys(("cond_max", "error_max"), float),
 }
 
 

@@ -9,6 +9,9 @@ ALGORITHMS: dict[str, Algorithm] = {
     "direct": direct,
 }
 ALIASES = {"hd": "halving_doubling"}
+CODED = "cerar"
+"""The coded ring, which has a runner of its own (see `mpiquant.coded`)."""
+
 BROADCAST = "broadcast"
 """Whole arrays to everybody: not a schedule of its own, but a direct allgather and a local sum."""
 
@@ -16,8 +19,9 @@ BROADCAST = "broadcast"
 def canonical(algorithm: str) -> str:
     """Full name of an algorithm; ValueError naming all if there is none."""
     name = ALIASES.get(algorithm, algorithm)
-    if name not in ("auto", "native", *ALGORITHMS, BROADCAST):
-        known = ", ".join(("auto", "native", *ALGORITHMS, BROADCAST, *ALIASES))
+    names = ("auto", "native", *ALGORITHMS, BROADCAST, CODED)
+    if name not in names:
+        known = ", ".join((*names, *ALIASES))
         raise ValueError(f"unknown algorithm {algorithm!r}; known are {known}")
     return name
 
@@ -26,6 +30,7 @@ __all__ = [
     "ALGORITHMS",
     "ALIASES",
     "BROADCAST",
+    "CODED",
     "Algorithm",
     "Step",
     "Transfer",

@@ -275,3 +275,38 @@ def test_scaling_by_powers_of_two_is_exact(kind):
         np.testing.assert_array_equal(
             scaled[:8].view(np.float32), np.ldexp(base[:8].view(np.float32), power)
         )
+
+
+# ---- mix ----
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("columns", "rows"), [(1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (3, 4), (4, 4), (4, 5), (7, 8)]
+)
+def test_mix_is_a_product_in_doubles(dtype, columns, rows):
+    rng = np.random.default_rng(columns)
+    for n in (0, 1, 7, 8, 100, 1003):
+        matrix = rng.standard_normal((rows, columns)) * 1e3
+        sources = list(rng.standard_normal((columns, n)).astype(dtype))
+        expected = np.zeros((rows, n))
+        for q in range(columns):  # in the order of the kernel
+            expected += matrix[:, q : q + 1] * sources[q].astype(np.float64)
+        extra = [np.full(n, np.nan, dtype) for _ in range(rows)]
+        k.mix(matrix, sources, extra)
+        np.testing.assert_array_equal(np.array(extra), expected.astype(dtype))
+        in_place = [*sources, np.empty(n, dtype)][:rows]
+        k.mix(matrix, sources, in_place)
+        np.testing.assert_array_equal(in_place, extra)
+
+
+def test_mix_checks_its_arguments():
+    x, matrix = np.ones(4, np.float32), np.ones((1, 2))
+    with pytest.raises(ValueError, match="2 blocks cannot be mixed to 4"):
+        k.mix(np.ones((4, 2)), [x, x], [x] * 4)
+    with pytest.raises(ValueError, match="not one of 1 x 2"):
+        k.mix(np.ones((2, 2)), [x, x], [x])
+    with pytest.raises(ValueError, match="expected 16"):
+        k.mix(matrix, [x, x[:3]], [x])
+    with pytest.raises(TypeError, match="format"):
+        k.mix(matrix, [x, x.astype(np.float64)], [x])

@@ -15,7 +15,7 @@ LAYERS = (
     ("quick",),
     ("buckets", "request"),
     ("calls", "progress"),
-    ("_call", "adaptive"),
+    ("_call", "adaptive", "coded"),
     ("_comm", "execute", "_buffers"),
     ("finals",),
     ("program", "parts", "_agreement", "_control"),
@@ -32,6 +32,7 @@ WITHOUT_MPI = (
     "program",
     "execute",
     "adaptive",
+    "coded",
     "parts",
     "links",
     "collectives",
@@ -86,9 +87,9 @@ def test_lower_layers_know_no_mpi():
             assert not any(i.startswith("mpi4py") for i in runtime_imports(path)), path
 
 
-def test_collectives_know_integers_only():
+def test_schedules_know_integers_only():
     for name, path in modules():
-        if name == "collectives":
+        if name == "collectives" and path.stem != "coding":  # which is mathematics, no schedule
             for imported in runtime_imports(path):
                 assert imported.split(".")[0] in {*sys.stdlib_module_names, "mpiquant"}, path
 

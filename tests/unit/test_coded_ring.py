@@ -1,0 +1,124 @@
+"""The runner of the coded ring on simulated links; no MPI."""
+
+import numpy as np
+import pytest
+from coded_ring_oracle import outputs, worst_error
+from simulated_wire import Clock, Network, run_all
+
+from mpiquant.coded import CodedExecution
+from mpiquant.collectives.coding import Perturbed, design
+from mpiquant.rate import Trace
+from mpiquant.stats import Stats
+
+
+def run(code, inputs, length=100, in_place=False):
+    """Outputs and statistics of all ranks."""
+    network = Network(Clock(), lambda rank: Trace([0.0], [1e6]))
+    outs = inputs if in_place else [np.full_like(x, np.nan) for x in inputs]
+    stats = [Stats() for _ in inputs]
+    executions = [
+        CodedExecution(code, rank, network.of(rank), x, out, length, stats[rank])
+        for rank, (x, out) in enumerate(zip(inputs, outs, strict=True))
+    ]
+    run_all(network, executions)
+    return outs, stats, executions
+
+
+def normals(size, count, dtype=np.float32):
+    rng = np.random.default_rng(count)
+    return [rng.standard_normal(count).astype(dtype) for _ in range(size)]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 12, 13, 60, 1003])
+def test_as_many_components_as_ranks_are_a_ring(size, count):
+    inputs = [np.arange(count, dtype=np.float32) * (rank + 1) for rank in range(size)]
+    outs, _, _ = run(Perturbed(size, size, 0.0), inputs)
+    for out in outs:
+        np.testing.assert_array_equal(out, np.arange(count) * (size * (size + 1) // 2))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("per_token", [2, 3])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_error_is_as_expected(size, per_token, dtype, in_place):
+    found = design(size, per_token * size, dtype)
+    inputs = normals(size, 4000 * per_token * size // 3, dtype)
+    right = np.sum(inputs, axis=0, dtype=np.float64)
+    before = [x.copy() for x in inputs]
+    outs, _, _ = run(found.code, inputs, in_place=in_place)
+    error = worst_error([out.astype(np.float64) for out in outs], right[None])
+    assert found.error / 2 < error < 2 * found.error
+    if not in_place:
+        np.testing.assert_array_equal(inputs, before)
+
+
+@pytest.mark.parametrize("count", [*range(1, 20), 30, 31, 32, 33, 97, 1000])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_any_count_is_summed(size, count):
+    """Also one that leaves components or whole tokens empty."""
+    code = Perturbed(size, 3 * size, 0.05)
+    inputs = normals(size, count, np.float64)
+    outs, _, _ = run(code, inputs, length=7)
+    right = np.sum(inputs, axis=0)
+    size_of = np.sum(np.abs(inputs), axis=0)
+    for out in outs:
+        assert np.all(np.abs(out - right) <= 0.06 * size_of + 1e-9)
+
+
+def test_it_does_what_the_definition_says():
+    code = Perturbed(4, 12, 0.01)
+    inputs = normals(4, 12 * 50, np.float64)
+    outs, _, _ = run(code, inputs, length=17)
+    parts = np.array(inputs).reshape(4, 12, 50)
+    expected = outputs(code, parts, np.float64).reshape(4, -1)
+    # Both round at each hop, in another order: alike up to that, and not up to the bias only.
+    np.testing.assert_allclose(outs, expected, atol=1e-9)
+
+
+def test_the_own_contribution_is_exact_and_others_are_nearly():
+    code = Perturbed(4, 8, 1e-2)
+    for source in range(4):
+        inputs = [np.full(80, float(rank == source)) for rank in range(4)]
+        outs, _, _ = run(code, inputs)
+        np.testing.assert_allclose(outs[source], 1, atol=1e-12)
+        for out in outs:
+            assert np.abs(out - 1).max() < 1.02e-2
+
+
+def test_equal_arrays_have_no_error_when_balanced():
+    code = Perturbed(4, 12, 0.1, balanced=True)
+    outs, _, _ = run(code, [np.arange(120.0)] * 4)
+    np.testing.assert_allclose(outs, [4 * np.arange(120.0)] * 4, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("size", "per_token"), [(2, 2), (4, 1), (4, 2), (4, 3), (5, 4)])
+def test_rounds_bytes_and_memory_are_those_of_the_code(size, per_token):
+    code = Perturbed(size, per_token * size, 0.1)
+    count = 64 * code.components
+    outs, stats, executions = run(code, normals(size, count), length=64)
+    for out, of, execution in zip(outs, stats, executions, strict=True):
+        assert of.messages == code.rounds
+        assert of.wire_bytes == code.rate * out.nbytes
+        beside = {id(b): b.nbytes for t in execution.tokens for b in t.blocks if b.base is not out}
+        assert sum(beside.values()) <= out.nbytes * size / code.components
+
+
+def test_no_more_is_sent_than_there_is():
+    """In 9 elements of 12 components, the first nine have one value each."""
+    _, stats, _ = run(Perturbed(4, 12, 0.1), normals(4, 9))
+    assert all(of.wire_bytes == 4 * of.messages for of in stats)
+    _, stats, _ = run(Perturbed(4, 12, 0.1), normals(4, 1))  # only token 0 is not empty
+    assert sum(of.messages for of in stats) == Perturbed(4, 12, 0.1).rounds
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_non_finite_values_stay_visible_on_all_ranks(value):
+    for place in (0, 30, 59):
+        inputs = normals(3, 60)
+        inputs[1][place] = value
+        outs, _, _ = run(Perturbed(3, 6, 1e-2), inputs)
+        for out in outs:
+            assert not np.isfinite(out[place])
+            assert np.isfinite(out).sum() >= 58
