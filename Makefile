@@ -12,7 +12,7 @@ export OMP_NUM_THREADS := 1
 export OPENBLAS_NUM_THREADS := 1
 
 .PHONY: demo test test-unit test-mpich test-openmpi fuzz lint docs claims-main claims-runtime \
-  claims-lab claims-aqat peers study clean
+  claims-lab claims-aqat claims-cerar peers study clean
 
 demo: $(VENV)/mpich.demo
 	timeout 240 $(VENV)/mpich/bin/mpiexec -n 4 $(VENV)/mpich/bin/python -m mpi4py \
@@ -75,6 +75,10 @@ claims-lab: $(VENV)/mpich.test $(VENV)/openmpi.test $(VENV)/intel.built
 # Bits that follow the clock, on emulated links that change.
 claims-aqat: $(VENV)/mpich.test $(VENV)/openmpi.test
 	$(VENV)/mpich/bin/python bench/claims/aqat.py
+
+# The coded ring, against its formulas, the ring and MPI's own allreduce.
+claims-cerar: $(VENV)/mpich.test
+	$(VENV)/mpich/bin/python bench/claims/cerar.py
 
 # Other allreduces, and our own at many sizes, rates and numbers of ranks, on emulated clusters;
 # the results go to bench/results.

@@ -1,0 +1,171 @@
+"""`make claims-cerar`: the coded ring, against its formulas, the ring and MPI's own allreduce.
+
+Exit code 1 if a point falls short.  Run it on an otherwise idle machine, as root on Linux, with
+.venv/mpich (which `make claims-cerar` makes).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from _report import ROOT, Claims, run_parts
+
+sys.path.insert(0, str(ROOT / "bench" / "lab"))
+sys.path.insert(0, str(ROOT / "tests" / "unit"))
+import launch
+import measure
+from coded_ring_oracle import outputs, worst_error
+from system import LabError
+
+from mpiquant import _kernels
+from mpiquant.collectives.coding import Perturbed, RootsOfUnity, design
+
+TABLE = {  # c / N: eps, error and condition number in float32; eps and error in float64
+    2: (3e-4, 2.3e-4, 6.7e3, 1e-8, 1.3e-8),
+    3: (1e-2, 5.2e-3, 9.0e4, 1e-5, 6.6e-6),
+    4: (3e-2, 2.8e-2, 1.7e6, 3e-4, 1.5e-4),
+}
+
+
+# ---- errors ----
+
+
+def errors(claims: Claims) -> None:
+    """On N(0,1) data, with rounding at each hop, against the table."""
+    rng = np.random.default_rng(0)
+    for size in (3, 4, 5, 8):
+        for per_token, (eps, error, condition, eps64, error64) in TABLE.items():
+            g = rng.standard_normal((size, per_token * size, 2000))
+            for dtype, spread, bound in ((np.float32, eps, error), (np.float64, eps64, error64)):
+                code = Perturbed(size, per_token * size, spread)
+                typed = g.astype(dtype)
+                found = worst_error(outputs(code, typed, dtype), typed.astype(np.float64))
+                name = f"N = {size}, c = {per_token}N, {np.dtype(dtype)}"
+                holds = bound / 2 < found < bound * 2
+                claims.check(f"{name}: error", found, f"{bound:.2g} x/: 2", holds)
+            code = Perturbed(size, per_token * size, eps)
+            off = abs(code.condition / condition - 1)
+            claims.at_most(f"N = {size}, c = {per_token}N: condition number off by", off, 0.1)
+            plain = design(size, per_token * size, balanced=False)
+            gain = plain.error / design(size, per_token * size).error
+            claims.report(f"N = {size}, c = {per_token}N: balanced weights, times less error", gain)
+
+
+def laws(claims: Claims) -> None:
+    """How error and condition number follow eps, for all c in N+1 ... 3N."""
+    spreads = np.geomspace(1e-3, 1e-2, 4)
+    for size in (3, 4, 5, 8):
+        rows = []
+        for components in range(size + 1, 3 * size + 1):
+            kinds = [RootsOfUnity] + [Perturbed] * (components % size == 0)
+            for kind in kinds:
+                codes = [kind(size, components, eps) for eps in spreads]
+                bias = _slope(spreads, [code.bias for code in codes])
+                power = _slope(1 / spreads, [code.condition for code in codes])
+                rows.append((bias, abs(power - codes[0].order)))
+        low, high = min(r[0] for r in rows), max(r[0] for r in rows)
+        shown = f"{low:.3f} to {high:.3f}"
+        holds = low >= 0.9 and high <= 1.1
+        claims.check(f"N = {size}: slopes of the error", shown, "0.9 to 1.1", holds)
+        claims.at_most(f"N = {size}: slopes of the condition off by", max(r[1] for r in rows), 0.1)
+
+
+def _slope(xs: Any, ys: Any) -> float:
+    return float(np.polyfit(np.log(xs), np.log(ys), 1)[0])
+
+
+# ---- time ----
+
+
+def wire(claims: Claims) -> None:
+    """4 and 8 hosts at 1 Gbit/s, 64 MiB: time against the ring's and native's in one run."""
+    for size in (4, 8):
+        for dtype in ("float32", "float64"):
+            rows = _on_hosts(size, "64", dtype, "9")
+            ring_rate = 2 * (size - 1) / size
+            for per_token in (2, 3):
+                c = per_token * size
+                row, rate = rows[f"cerar {per_token}N"], (c + size - 2) / c
+                name = f"{size} hosts, 1gbit, 64 MiB {dtype}, c = {per_token}N"
+                claims.check(
+                    f"{name}: bytes sent, times the array",
+                    row["sent"],
+                    f"{rate:.4g}",
+                    math.isclose(row["sent"], rate, rel_tol=1e-4),
+                )
+                figure = row["ms"] / rows["ring"]["ms"] / (rate / ring_rate)
+                point = f"{name}: time / ring's, over the ratio of rates"
+                claims.check(point, figure, "1 +- 0.1", abs(figure - 1) <= 0.1)
+                claims.report(f"{name}: time / native's", row["ms"] / rows["native"]["ms"])
+            _print_table(f"{size} hosts, {dtype}", rows)
+
+
+def _on_hosts(size: int, *arguments: str) -> dict[str, Any]:
+    script = str(ROOT / "bench" / "claims" / "cerar_ranks.py")
+    python = str(ROOT / ".venv" / "mpich" / "bin" / "python")
+    with measure.wire(size, "1gbit"):
+        command = [python, "-m", "mpi4py", script, "wire", *arguments]
+        done = launch.run(launch.Job("mpich", size, command, limit_s=600))
+    if done.code:
+        raise LabError(f"code {done.code}: {done.out[-1000:]}\n{done.err[-3000:]}")
+    found: dict[str, Any] = json.loads(done.out.splitlines()[-1])
+    return found
+
+
+def _print_table(name: str, rows: dict[str, Any]) -> None:
+    print(f"\n{name:>24} {'ms':>9} {'sent / array':>13} {'error':>10}  identical")
+    for way, row in sorted(rows.items(), key=lambda item: -item[1]["ms"]):
+        print(
+            f"{way:>24} {row['ms']:>9.1f} {row['sent']:>13.3f} {row['error']:>10.1e}  "
+            f"{'yes' if row['identical'] else 'no'}"
+        )
+    print()
+
+
+# ---- kernels ----
+
+
+def kernels(claims: Claims) -> None:
+    """Encoding and decoding against copies that move as many bytes."""
+    for dtype in (np.float32, np.float64):
+        for per_token in (2, 3, 4):
+            code = Perturbed(4, 4 * per_token, 1e-2)
+            n = (32 << 20) // np.dtype(dtype).itemsize // per_token
+            blocks = [np.ones(n, dtype) for _ in range(per_token + 1)]
+            name = f"{np.dtype(dtype)}, R = {per_token}: times a copy's throughput"
+            figure = _against_copy(code.encoding(0), blocks[:per_token], blocks)
+            claims.at_least(f"encode, {name}", figure, 0.9)
+            figure = _against_copy(code.decoding(0), blocks[1:], blocks[:per_token])
+            claims.at_least(f"decode, {name}", figure, 0.9)
+
+
+def _against_copy(matrix: Any, sources: list[Any], outs: list[Any]) -> float:
+    """Throughput of mixing over that of a copy that reads and writes as many bytes."""
+    n = len(sources[0]) * (len(sources) + len(outs)) // 2
+    a, b = np.ones((2, n), sources[0].dtype)
+    return _times_as_fast(lambda: _kernels.mix(matrix, sources, outs), lambda: np.copyto(a, b))
+
+
+def _times_as_fast(ours: Callable[[], Any], theirs: Callable[[], Any]) -> float:
+    """Median ratio of times, in turn."""
+    ratios = []
+    for _ in range(15):
+        begin = time.perf_counter()
+        ours()
+        middle = time.perf_counter()
+        theirs()
+        ratios.append((time.perf_counter() - middle) / (middle - begin))
+    return float(np.median(ratios[1:]))
+
+
+PARTS = {"errors": errors, "laws": laws, "kernels": kernels, "wire": wire}
+
+
+if __name__ == "__main__":
+    sys.exit(run_parts(__doc__, PARTS))
