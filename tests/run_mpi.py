@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-LIMIT_S = 300
+LIMIT_S = 480
 
 
 def launcher(binaries: Path) -> tuple[list[str], dict[str, str]]:

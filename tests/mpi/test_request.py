@@ -13,7 +13,7 @@ from conftest import ALGORITHMS, digests, normals, raised, together
 from mpi4py import MPI
 
 import mpiquant
-from mpiquant import Request
+from mpiquant import Request, _comm
 from mpiquant._comm import TURN_S, Channel
 from mpiquant.progress import engine
 
@@ -405,24 +405,35 @@ def test_a_call_leaves_no_garbage_behind(comm):
         assert found < 50
 
 
+class _Clock:
+    now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+
 class _Working:
     """A call that is busy for a while in each step."""
 
-    def __init__(self, name, deadline, takes_s, log):
-        self.name, self.deadline, self.takes_s, self.log = name, deadline, takes_s, log
+    def __init__(self, name, deadline, takes_s, clock, log):
+        self.name, self.deadline, self.takes_s = name, deadline, takes_s
+        self.clock, self.log = clock, log
         self.seq, self.done, self.opened = 0, False, True
 
     def step(self):
         self.log.append(self.name)
-        time.sleep(self.takes_s)
+        self.clock.now += self.takes_s
         return True
 
 
-def test_what_is_due_first_is_moved_on_first_and_in_between(comm):
-    log = []
+def test_what_is_due_first_is_moved_on_first_and_in_between(comm, monkeypatch):
+    clock, log = _Clock(), []
     channel = Channel(comm, comm)
-    channel.running = [_Working("late", 9.0, 0, log), _Working("later", math.inf, 2 * TURN_S, log)]
-    channel.queue.append(_Working("soon", 1.0, 0, log))
+    monkeypatch.setattr(_comm, "time", clock)
+    calls = (("late", 9.0, 0), ("later", math.inf, 2 * TURN_S))
+    channel.running = [_Working(*call, clock, log) for call in calls]
+    channel.queue.append(_Working("soon", 1.0, 0, clock, log))
     channel.advance()
+    monkeypatch.undo()
     with together(comm):
         assert log == ["soon", "soon", "late", "later", "soon"]
