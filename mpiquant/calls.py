@@ -155,6 +155,13 @@ def coded_ring(options: Options, size: int, dtype: np.dtype) -> Design:
     return _designed(size, options.components, dtype, options.cond_max, options.error_max)
 
 
+@lru_cache
+def _code_of_turn(found: Design, flipped: bool) -> Perturbed:
+    """The code of every other call is flipped, so that errors of a lasting sign cancel."""
+    assert isinstance(found.code, Perturbed)
+    return replace(found.code, flipped=flipped)
+
+
 def plan_for(
     job: Job, choice: Choice, options: Options, codec: Codec, channel: Channel, *, blocking: bool
 ) -> Plan:
@@ -286,9 +293,9 @@ def _expected(found: Design) -> str:
 
 
 def _run_coded(job: Job, call: Call, found: Design, stats: Stats, segment: int) -> Steps[bool]:
-    assert isinstance(found.code, Perturbed)
-    size = call.channel.size
-    execution = CodedExecution(found.code, call.channel.rank, call, job.x, job.out, segment, stats)
+    size, rank = call.channel.size, call.channel.rank
+    code = _code_of_turn(found, call.seq % 2 == 1)
+    execution = CodedExecution(code, rank, call, job.x, job.out, segment, stats)
     call.opened = True
     execution.start()
     yield from call.finish_agreement()

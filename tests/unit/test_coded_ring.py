@@ -93,6 +93,19 @@ def test_equal_arrays_have_no_error_when_balanced():
     np.testing.assert_allclose(outs, [4 * np.arange(120.0)] * 4, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("balanced", [False, True])
+def test_what_lasts_has_a_small_error_over_two_calls(balanced):
+    eps = 1e-2
+    inputs = normals(4, 8 * 50, np.float64)
+    right = 2 * np.sum(inputs, axis=0)
+    total = np.zeros((2, 4, right.size))
+    for flipped in (False, True):  # twice the same code, and one of each
+        total[0] += run(Perturbed(4, 8, eps, balanced), inputs)[0]
+        total[1] += run(Perturbed(4, 8, eps, balanced, flipped), inputs)[0]
+    same, other = (max(np.linalg.norm(t - right, axis=1)) for t in total)
+    assert other < 5 * eps * same
+
+
 @pytest.mark.parametrize(("size", "per_token"), [(2, 2), (4, 1), (4, 2), (4, 3), (5, 4)])
 def test_rounds_bytes_and_memory_are_those_of_the_code(size, per_token):
     code = Perturbed(size, per_token * size, 0.1)
