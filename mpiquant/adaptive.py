@@ -25,7 +25,7 @@ from mpiquant.codecs import AqatCodec, Codec, UniformCodec
 from mpiquant.codecs._mixed import hop_between
 from mpiquant.codecs.aqat import EXACT_BITS, codec_of
 from mpiquant.codecs.prefix import decode_prefix
-from mpiquant.execute import PendingRequest, Runner, Transport
+from mpiquant.execute import PendingRequest, ProgramRunner, Transport
 from mpiquant.links import PART_S, Links
 from mpiquant.parts import (
     ACK,
@@ -96,7 +96,7 @@ class _Sum:
     received: Assembly | None = None
 
 
-class AdaptiveExecution(Runner):
+class AdaptiveExecution(ProgramRunner):
     """One adaptive call on one rank; like `mpiquant.execute.Execution`.
 
     Parameters

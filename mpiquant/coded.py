@@ -18,7 +18,7 @@ import numpy as np
 from mpiquant import _kernels, trace
 from mpiquant.collectives.coded_ring import Layout, Visit, visits
 from mpiquant.collectives.coding import Perturbed
-from mpiquant.execute import AHEAD, FEWEST, WINDOW, PendingRequest, Transport
+from mpiquant.execute import AHEAD, FEWEST, WINDOW, PendingRequest, Runner, Transport
 from mpiquant.pool import pool
 from mpiquant.program import cut
 from mpiquant.stats import Stats
@@ -34,11 +34,18 @@ class _Piece(NamedTuple):
 
 
 class _Token:
-    """A token's blocks: a view, or memory of their own where the array ends before them."""
+    """A token's blocks: views, or memory of their own where the array ends before them.
 
-    def __init__(self, x: Array, out: Array, layout: Layout, token: int, code: Perturbed) -> None:
+    There is one for each component, and one more where the token comes once more than it has
+    components: anywhere but at the greatest distance behind its start.
+    """
+
+    def __init__(
+        self, x: Array, out: Array, layout: Layout, token: int, distance: int, code: Perturbed
+    ) -> None:
         n, count = layout.token_length(token), code.per_token
-        self.distance = 0
+        self.distance = distance
+        self.first_equation = int(distance < code.size - 1)
         self.sources: list[Array] = []
         self.blocks: list[Array] = []
         self.short: list[tuple[Array, Array]] = []  # what is copied to the output in the end
@@ -53,16 +60,11 @@ class _Token:
             self.sources.append(block)
             self.blocks.append(block)
             self.short.append((out[part], block[: part.stop - part.start]))
-
-    def at(self, distance: int, size: int) -> None:
-        """Note how far the rank is behind its start; one block more if it comes once more."""
-        self.distance = distance
-        self.first_equation = int(distance < size - 1)
         if self.first_equation:
             self.blocks.append(np.empty_like(self.blocks[0]))
 
 
-class CodedExecution:
+class CodedExecution(Runner):
     """One call on one rank, as `mpiquant.execute.Execution` for the coded ring.
 
     Parameters
@@ -89,15 +91,15 @@ class CodedExecution:
         length: int,
         stats: Stats,
     ) -> None:
+        super().__init__(transport, stats)
         self.code = code
-        self.transport = transport
-        self.stats = stats
         self.itemsize = out.itemsize
         self.right, self.left = (rank + 1) % code.size, (rank - 1) % code.size
         layout = Layout(out.size, code.size, code.components)
-        self.tokens = [_Token(x, out, layout, token, code) for token in range(code.size)]
-        for token, held in enumerate(self.tokens):
-            held.at((rank - token) % code.size, code.size)
+        self.tokens = [
+            _Token(x, out, layout, token, (rank - token) % code.size, code)
+            for token in range(code.size)
+        ]
         self.pieces = [
             _Piece(visit, start, stop)
             for visit in visits(rank, code.size, code.components)
@@ -114,14 +116,7 @@ class CodedExecution:
         self.sending: deque[tuple[PendingRequest, _Piece, float]] = deque()
         self.ahead_nbytes = 0
         self.most_ahead_nbytes = AHEAD * out.nbytes
-        self.moved = False
         self.ended = False
-        self.encode_s = self.decode_s = 0.0
-
-    def has_moved(self) -> bool:
-        """Whether anything happened since the last time this was asked."""
-        moved, self.moved = self.moved, False
-        return moved
 
     # ---- state machine ----
 
@@ -216,8 +211,7 @@ class CodedExecution:
             [block[part] for block in token.sources],
             [block[part] for block in token.blocks],
         )
-        self.encode_s += time.perf_counter() - begin
-        trace.active.span("encode", "encode token", begin, time.perf_counter())
+        self._spent("encode", "encode token", begin)
 
     def _close(self, piece: _Piece) -> None:
         """Note that a visit or a send of a piece is over; behind the last one it is decoded."""
@@ -231,5 +225,4 @@ class CodedExecution:
         blocks = [block[part] for block in token.blocks]
         solved = blocks[: self.code.per_token]
         _kernels.mix(self.code.decoding(token.distance), blocks[token.first_equation :], solved)
-        self.decode_s += time.perf_counter() - begin
-        trace.active.span("decode", "decode token", begin, time.perf_counter())
+        self._spent("decode", "decode token", begin)

@@ -61,7 +61,30 @@ class _Sending(NamedTuple):
 
 
 class Runner:
-    """What both ways to carry out a call have: its arrays, its clocks.
+    """What all ways to carry out a call have: messages, statistics, clocks."""
+
+    def __init__(self, transport: Transport, stats: Stats) -> None:
+        self.transport = transport
+        self.stats = stats
+        self.moved = False
+        self.encode_s = self.decode_s = 0.0
+
+    def has_moved(self) -> bool:
+        """Whether anything happened since the last time this was asked."""
+        moved, self.moved = self.moved, False
+        return moved
+
+    def _spent(self, lane: Literal["encode", "decode"], name: str, begin: float) -> None:
+        end = time.perf_counter()
+        if lane == "encode":
+            self.encode_s += end - begin
+        else:
+            self.decode_s += end - begin
+        trace.active.span(lane, name, begin, end)
+
+
+class ProgramRunner(Runner):
+    """What both ways to carry out a program have: its arrays.
 
     See `Execution` for the parameters.
     """
@@ -76,35 +99,19 @@ class Runner:
         stream: int,
         stats: Stats,
     ) -> None:
+        super().__init__(transport, stats)
         self.program = program
-        self.transport = transport
         self.source = x if rest is None else rest
         self.out = out
         self.rest = rest
         self.stream = stream
-        self.stats = stats
         self.nonfinite = False
-        self.moved = False
-        self.encode_s = self.decode_s = 0.0
-
-    def has_moved(self) -> bool:
-        """Whether anything happened since the last time this was asked."""
-        moved, self.moved = self.moved, False
-        return moved
 
     def _residual(self, segment: Segment) -> Array | None:
         return None if self.rest is None else self.rest[segment.start : segment.stop]
 
-    def _spent(self, lane: Literal["encode", "decode"], name: str, begin: float) -> None:
-        end = time.perf_counter()
-        if lane == "encode":
-            self.encode_s += end - begin
-        else:
-            self.decode_s += end - begin
-        trace.active.span(lane, name, begin, end)
 
-
-class Execution(Runner):
+class Execution(ProgramRunner):
     """One call on one rank.
 
     Parameters

@@ -24,10 +24,8 @@ from _report import ROOT, Claims, launcher, run_parts
 
 sys.path.insert(0, str(ROOT / "bench" / "lab"))
 import cluster
-import launch
 import measure
 import replay
-from system import LabError
 
 from mpiquant.codecs.aqat import LEVELS
 from mpiquant.rate import Trace, Window, oracle
@@ -61,20 +59,14 @@ def on_hosts(
     mpi: str, hosts: int, task: Result, changes: list[replay.Change] | None, what: str
 ) -> Result:
     """The same on a cluster that is up."""
-    script = str(ROOT / "bench" / "claims" / "aqat_ranks.py")
-    python = str(ROOT / ".venv" / mpi / "bin" / "python")
-    command = [python, "-m", "mpi4py", script, what, json.dumps(task)]
-    job = launch.Job(mpi, hosts, command, limit_s=180)
+    command = ("aqat_ranks.py", what, json.dumps(task))
     replaying = replay.replaying(changes) if changes else contextlib.nullcontext()
     before = core_seconds()
     with replaying:
-        done = launch.run(job)
+        result, log = measure.script(mpi, hosts, *command, limit_s=180)
     busy, idle = core_seconds() - before
-    if done.code:
-        raise LabError(f"code {done.code}: {done.out[-1000:]}\n{done.err[-3000:]}")
     if "-v" in sys.argv:
-        print(done.err, file=sys.stderr)
-    result: Result = json.loads(done.out.splitlines()[-1])
+        print(log, file=sys.stderr)
     result["busy"] = 100 * busy / (busy + idle)
     return result
 

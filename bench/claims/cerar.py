@@ -6,7 +6,6 @@ Exit code 1 if a point falls short.  Run it on an otherwise idle machine, as roo
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
@@ -18,10 +17,8 @@ from _report import ROOT, Claims, run_parts
 
 sys.path.insert(0, str(ROOT / "bench" / "lab"))
 sys.path.insert(0, str(ROOT / "tests" / "unit"))
-import launch
 import measure
 from coded_ring_oracle import outputs, worst_error
-from system import LabError
 
 from mpiquant import _kernels
 from mpiquant.collectives.coding import Perturbed, RootsOfUnity, design
@@ -107,14 +104,9 @@ def wire(claims: Claims) -> None:
 
 
 def _on_hosts(size: int, *arguments: str) -> dict[str, Any]:
-    script = str(ROOT / "bench" / "claims" / "cerar_ranks.py")
-    python = str(ROOT / ".venv" / "mpich" / "bin" / "python")
     with measure.wire(size, "1gbit"):
-        command = [python, "-m", "mpi4py", script, "wire", *arguments]
-        done = launch.run(launch.Job("mpich", size, command, limit_s=600))
-    if done.code:
-        raise LabError(f"code {done.code}: {done.out[-1000:]}\n{done.err[-3000:]}")
-    found: dict[str, Any] = json.loads(done.out.splitlines()[-1])
+        command = ("cerar_ranks.py", "wire", *arguments)
+        found: dict[str, Any] = measure.script("mpich", size, *command, limit_s=600)[0]
     return found
 
 
