@@ -9,7 +9,6 @@ the n-th call of one rank is the n-th of every other, whatever happens to those 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 import time
@@ -25,7 +24,6 @@ from mpiquant import _control, trace
 from mpiquant._control import Answer, Fault, Question
 from mpiquant.errors import CallTimeoutError, LifecycleError, RankLostError
 from mpiquant.links import Links
-from mpiquant.plan import EAGER_NBYTES
 
 OPEN_CALLS = 8
 """Calls of one communicator whose messages are under way at once; later ones wait their turn.  So
@@ -88,7 +86,7 @@ class Channel:
         self.recovering = 0  # calls that wait for all ranks after a fault: no other is opened
         self.void: list[range] = []  # native calls that went down with an earlier one
         # What adaptive calls know of the wires.
-        self.links = Links(EAGER_NBYTES if self.vendor == "Open MPI" else math.inf)
+        self.links = Links()
         self.agreed: dict[int, int] = {}  # hash of a known plan: its number, alike on all ranks
         self.quick: dict[Any, Any] = {}  # what small native calls were found to need
         self.faults: dict[int, dict[int, Fault]] = {}  # call number: rank: what it said

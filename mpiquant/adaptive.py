@@ -26,7 +26,7 @@ from mpiquant.codecs._mixed import hop_between
 from mpiquant.codecs.aqat import EXACT_BITS, codec_of
 from mpiquant.codecs.prefix import decode_prefix
 from mpiquant.execute import PendingRequest, ProgramRunner, Transport
-from mpiquant.links import PART_S, Links
+from mpiquant.links import PART_S, Link, Links
 from mpiquant.parts import (
     ACK,
     BUSY,
@@ -125,6 +125,7 @@ class AdaptiveExecution(ProgramRunner):
     ) -> None:
         super().__init__(program, transport, x, out, rest, stream, stats)
         self.codec = codec
+        self.levels = codec.levels(out.dtype)
         self.links = links
         now = time.perf_counter()
         self.timed = not math.isnan(deadline)
@@ -143,6 +144,7 @@ class AdaptiveExecution(ProgramRunner):
             stream_in.longest = max(stream_in.longest, message.nbytes)
         self.waiting = 0  # messages in the queues of the links
         self.numbers: dict[int, int] = {}  # of the next message to each peer
+        self.used: list[Link] = []
         self.sends = program.sends_by_peer
         self.sending: deque[tuple[PendingRequest, Bytes, bool]] = deque()
         self.finals: dict[int, _Final] = {}
@@ -204,8 +206,10 @@ class AdaptiveExecution(ProgramRunner):
     @property
     def lowest(self) -> float:
         """Bandwidth of the slowest link that this call knows of; NaN if it knows none."""
-        own = [self.links.to(peer).out.bandwidth for peer in self.numbers]
-        return slowest(*own, *self.heard.values())
+        known = list(self.heard.values())
+        for link in self.used:
+            known.append(link.out.bandwidth)
+        return slowest(*known)
 
     def waits_for(self) -> int | None:
         """The rank whose message is due next, or that has not acknowledged all of ours."""
@@ -307,22 +311,20 @@ class AdaptiveExecution(ProgramRunner):
 
     # ---- bits ----
 
-    def choose(self, segment: Segment, peer: int, now: float, final: bool) -> int:
-        """Bits for the values of the next message.
+    def choose(self, segment: Segment, peer: int, now: float, final: bool) -> tuple[int, float]:
+        """Bits for the values of the next message, and its share of the time left in seconds.
 
         Something of every rank went into a final sum, and word of its links came with it.
         """
         everywhere = final and bool(self.heard)
-        bandwidth = self.links.bandwidth(peer, self.lowest, everywhere)
+        bandwidth = self.links.bandwidth(self.lowest, everywhere)
         allowed = self.links.allowed_bits(self, now, peer, bandwidth)
         if allowed != allowed or not self.timed:
             allowed = UNKNOWN_BITS + 1
-        return self.codec.level(allowed, segment.count, self.out.dtype)
-
-    def share_s(self, values: int, now: float) -> float:
-        """Seconds that so many values may take, of the time up to the deadline."""
-        left_s = max(self.deadline - now, 0.0)
-        return float(share_s(left_s, values, max(self.values_left, values)))
+        bits = self.codec.level(self.levels, allowed, segment.count, self.out.dtype)
+        share = share_s(max(self.deadline - now, 0.0), segment.count, self.values_left)
+        self.account(segment.count, bits)
+        return bits, share
 
     def account(self, values: int, bits: int) -> None:
         """Note that so many values have their bits; the call will go on about so."""
@@ -338,8 +340,9 @@ class AdaptiveExecution(ProgramRunner):
         """Bytes of a final segment; encoded now, and decoded, if the sum is this rank's."""
         known = self.finals.get(segment.offset)
         if known is not None:
+            self.account(segment.count, known.bits)
             return known
-        bits = self.choose(segment, peer, now, final=True)
+        bits, _ = self.choose(segment, peer, now, final=True)
         codec = codec_of(bits)
         buffer = pool.take(codec.nbytes(segment.count, self.out.dtype))
         self.encode(self.complete.pop(segment.offset), codec, buffer)
@@ -398,6 +401,8 @@ class AdaptiveExecution(ProgramRunner):
 
     def next_number(self, peer: int) -> int:
         number = self.numbers.get(peer, 0)
+        if number == 0:
+            self.used.append(self.links.to(peer))
         self.numbers[peer] = number + 1
         return number
 
@@ -441,7 +446,7 @@ class _Outgoing:
             self._begin(now)
         assert self.wire is not None
         flags = BUSY if busy else 0
-        if self._is_late(now):
+        if self.begin > 0 and self._is_late(now):
             self._cut()
             payload = self.wire[:0]
             flags |= LAST
@@ -470,12 +475,11 @@ class _Outgoing:
             final = execution.final_of(segment, self.message.peer, now)
             self.bits, self.wire = final.bits, final.wire
         else:
-            self.bits = execution.choose(segment, self.message.peer, now, final=False)
-            self.until = now + 1.5 * execution.share_s(count, now) + PART_S
+            self.bits, share = execution.choose(segment, self.message.peer, now, final=False)
+            self.until = now + 1.5 * share + PART_S
             self.wire = pool.take(codec_of(self.bits).nbytes(count, execution.out.dtype))
             execution.encode(self.total, codec_of(self.bits), self.wire)
-        execution.account(count, self.bits)
-        bandwidth = execution.links.bandwidth(self.message.peer, execution.lowest)
+        bandwidth = execution.links.bandwidth(execution.lowest)
         target = execution.links.part_nbytes(bandwidth)
         self.ends = deque(ends_of(codec_of(self.bits), count, execution.out.dtype, target))
         trace.active.count("bits", self.bits)
@@ -483,9 +487,9 @@ class _Outgoing:
 
     def _is_late(self, now: float) -> bool:
         """Whether the next part is one too many."""
-        if self.message.final or self.begin == 0 or self.bits == EXACT_BITS:
+        if self.message.final or self.bits == EXACT_BITS:
             return False
-        bandwidth = self.key.links.bandwidth(self.message.peer, self.key.lowest)
+        bandwidth = self.key.links.bandwidth(self.key.lowest)
         takes_s = (self.ends[0].stop - self.begin) / bandwidth if bandwidth == bandwidth else 0.0
         return now + takes_s > self.until
 

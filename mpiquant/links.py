@@ -23,8 +23,8 @@ PART_S = 4e-3
 """A part takes about so much time."""
 
 ROOM_S = 1.5 * PART_S
-"""Another part may be sent while less is under way: two, or some more short ones, so that the link
-does not rest while they are acknowledged."""
+"""Another part may be sent while less is under way: the link must not rest while parts are
+acknowledged, and the answers themselves wait behind what their sender sends."""
 
 SAMPLE_S, SHORTEST_S = 15e-3, 5e-3
 """Time of a sample of the bandwidth, and the least one: arrivals are noted late while a kernel
@@ -38,7 +38,7 @@ DUE_S, HOLD_S = 2e-3, 30e-3
 """A short call that is due so soon, or was due so short a time ago, holds up all that are due
 later."""
 
-LEAST_ROOM_S = 1e-3
+LEAST_ROOM_S = 0.5e-3
 """What may be under way, at least, before the part of a call that is due later than others."""
 
 LOOK_S = 0.5e-3
@@ -154,7 +154,7 @@ class _Due(NamedTuple):
             return 0.0
         if self.first >= deadline:
             return ROOM_S
-        return min(ROOM_S, max((self.first - now) / 3, LEAST_ROOM_S))
+        return min(ROOM_S, max((self.first - now) / 4, LEAST_ROOM_S))
 
 
 class Links:
@@ -162,16 +162,13 @@ class Links:
 
     Attributes
     ----------
-    longest_part_nbytes : float
-        Parts are not made longer than this.
     incoming : rate.Throughput
         What arrives, from all peers together.
     slow : float
         Bytes per second of the slowest link of all ranks, as earlier calls found; NaN if none did.
     """
 
-    def __init__(self, longest_part_nbytes: float = math.inf) -> None:
-        self.longest_part_nbytes = longest_part_nbytes
+    def __init__(self) -> None:
         self.incoming = Throughput()
         self.slow = math.nan
         self._links: dict[int, Link] = {}
@@ -198,8 +195,7 @@ class Links:
 
     def part_nbytes(self, bandwidth: float) -> float:
         """About how long a part should be."""
-        target = PART_S * bandwidth if bandwidth == bandwidth else math.inf
-        return min(target, self.longest_part_nbytes)
+        return PART_S * bandwidth if bandwidth == bandwidth else math.inf
 
     # ---- bits ----
 
@@ -220,13 +216,13 @@ class Links:
         """Note that a call has begun, and how few bytes it may send."""
         self._calls[key] = deadline, least_nbytes < LEAST_ROOM_S * self.slow
 
-    def bandwidth(self, peer: int, lowest: float, everywhere: bool = False) -> float:
+    def bandwidth(self, lowest: float, everywhere: bool = False) -> float:
         """Bytes per second to reckon with; NaN if nothing is known.
 
-        `lowest` is that of the slowest link which the call has heard of; unless it has heard of
-        those everywhere, what earlier calls knew counts too.
+        `lowest` is that of the slowest link which the call knows of; unless it has heard of those
+        everywhere, what earlier calls knew counts too.
         """
-        return slowest(self.to(peer).out.bandwidth, lowest, math.nan if everywhere else self.slow)
+        return lowest if everywhere else slowest(lowest, self.slow)
 
     def allowed_bits(self, key: Hashable, now: float, peer: int, bandwidth: float) -> float:
         """Bits that each value of a call may have; NaN if nothing is known of the links.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ class Request:
         self._stall_s = stall_s
         self._waited = Waited()
         self._built: list[Any] = []
+        self._building = threading.Lock()
         self._seen = False
 
     # ---- one request ----
@@ -80,7 +82,8 @@ class Request:
         for call in self._calls:
             if call.error is not None:
                 raise call.error
-        with engine.lock:  # several threads may wait
+        # Several threads may wait; none for the one that moves other calls on.
+        with self._building:
             if not self._built:
                 self._built.append(self._build(self._waited))
         return self._built[0]

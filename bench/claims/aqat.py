@@ -27,7 +27,7 @@ import cluster
 import measure
 import replay
 
-from mpiquant.codecs.aqat import LEVELS
+from mpiquant.codecs.aqat import LEVELS, AqatCodec
 from mpiquant.rate import Trace, Window, oracle
 
 Result = dict[str, Any]
@@ -113,8 +113,10 @@ def windows_of(result: Result, hosts: int = HOSTS) -> list[Window]:
 
 
 def best_bits(windows: list[Window], rate: float, lowest: float = 2.0) -> float:
-    """The oracle's mean width on a steady link of so many bits per second."""
-    return oracle(Trace([-1e9], [rate / 8 / FRAMING]), windows, lowest).bits
+    """The oracle's mean width on a steady link of so many bits per second, without the scales."""
+    sent = oracle(Trace([-1e9], [rate / 8 / FRAMING]), windows, lowest).bits
+    levels = AqatCodec(lowest=1).levels(np.dtype(np.float32))
+    return float(np.interp(sent, levels.costs, levels.bits))
 
 
 def place(bits: float) -> float:
@@ -329,7 +331,8 @@ def survivors(claims: Claims) -> None:
     options = json.dumps({"steps": 60, "lost": 2, "lost_at": 25})
     mpiexec, environment = launcher(ROOT / ".venv" / "openmpi" / "bin")
     python = str(ROOT / ".venv" / "openmpi" / "bin" / "python")
-    command = [*mpiexec, "--with-ft", "ulfm", "-n", "4", python, "-m", "mpi4py", script]
+    ulfm = ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
+    command = [*mpiexec, *ulfm, "-n", "4", python, "-m", "mpi4py", script]
     done = subprocess.run(
         [*command, "survive", options], env=environment, capture_output=True, text=True, timeout=120
     )

@@ -7,8 +7,9 @@ parameter just before it uses it. With the codec "aqat" the gradients take as ma
 network moves in the time between. Every few steps a checkpoint is written: run the same command
 again to go on from it.
 
-Under `mpiexec --with-ft ulfm` of Open MPI 5 the training also goes on when a rank dies, with those
-that are left. Elsewhere the launcher ends the job, and the checkpoint is the way to go on.
+Under `mpiexec --with-ft ulfm --mca async_mpi_finalize 1` of Open MPI 5 the training also goes on
+when a rank dies, with those that are left. Elsewhere the launcher ends the job, and the checkpoint
+is the way to go on.
 """
 
 from __future__ import annotations

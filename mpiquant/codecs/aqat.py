@@ -80,13 +80,15 @@ class AqatCodec(Codec):
         raw = count * dtype.itemsize
         return max(min(codec_of(b).nbytes(count, dtype), raw) for b in self.levels(dtype).bits)
 
-    def level(self, allowed: float, count: int, dtype: np.dtype) -> int:
+    def level(self, levels: Levels, allowed: float, count: int, dtype: np.dtype) -> int:
         """Level of a message of count values that may have so many bits each, or half a bit more.
 
         Messages behind it make up for that; if all took less than they may, nearly half a bit would
         never be used.  Exact if that is not longer, as with a few values that share a scale.
         """
-        bits = self.levels(dtype).highest(allowed + 0.5)
+        bits = levels.highest(allowed + 0.5)
+        if count >= self.granule:
+            return bits
         smaller = codec_of(bits).nbytes(count, dtype) < count * dtype.itemsize
         return bits if smaller else EXACT_BITS
 

@@ -12,7 +12,7 @@ cost little, short enough that the first one is soon on its way.  Odd numbers of
 that the bit planes of a segment do not fall on the same cache sets, and one block more than a power
 of two, so that no chunk of the usual sizes ends in a segment of next to nothing."""
 
-ADAPTIVE_LENGTHS = (1025 * 512, 513 * 512, 257 * 512, 129 * 512)
+ADAPTIVE_LENGTHS = (2049 * 512, 1025 * 512, 513 * 512, 257 * 512, 129 * 512)
 """The same where messages choose their bits: two for each chunk, if they are not too short, so that
 one is on the wire while the bits of the next are chosen."""
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from statistics import median
+from typing import TypeVar
 
-from numpy.typing import ArrayLike
+from mpiquant.rate._numbers import Floats
 
-from mpiquant.rate._numbers import Floats, floats
+Number = TypeVar("Number", float, Floats)
 
 MEMORY = 5
 """Iterations that a prediction looks back at: the median of five withstands two that are unlike
@@ -41,6 +42,6 @@ class Overlap:
         return median(self.last) if self.last else None
 
 
-def share_s(time_s: ArrayLike, values: ArrayLike, values_left: ArrayLike) -> Floats:
-    """Seconds of the time left that some of the values left may take."""
-    return floats(time_s) * floats(values) / floats(values_left)
+def share_s(time_s: Number, values: Number, values_left: Number) -> Number:
+    """Seconds of the time left that some of the values left may take; of numbers or of arrays."""
+    return time_s * values / values_left

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import median
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -85,12 +84,15 @@ class Throughput:
         sample = nbytes / seconds
         if not idle:
             self._latest.append(sample)
-            sample = median(self._latest)
-        self.bandwidth = float(blend(self.bandwidth, sample, seconds, idle))
+            sample = sorted(self._latest)[len(self._latest) // 2]
+        self.bandwidth = _blend(self.bandwidth, sample, seconds, idle)
         self.samples += 1
 
 
 def slowest(*bandwidths: float) -> float:
     """The least of some estimates, of which NaN are not known; NaN if none is."""
-    known = [bandwidth for bandwidth in bandwidths if bandwidth == bandwidth]
-    return min(known, default=float("nan"))
+    least = float("nan")
+    for bandwidth in bandwidths:
+        if bandwidth < least or least != least:
+            least = bandwidth
+    return least

@@ -1,7 +1,5 @@
 """A rank that dies under an MPI that tells the others: they go on without it."""
 
-import subprocess
-
 import pytest
 from mpi4py import MPI
 
@@ -37,11 +35,9 @@ say("end", comm.size, different, step, all(abs(p.mean() - 1) < 0.05 for p in par
 @pytest.mark.parametrize("codec", ["aqat", "q4", None])
 def test_the_others_go_on(start, codec, lost):
     script = SCRIPT.replace("CODEC", repr(codec)).replace("LOST", str(lost))
-    job = start(4, script, mpi_options=("--with-ft", "ulfm"))
-    try:
-        _, output = job.finish(25)
-    except subprocess.TimeoutExpired:
-        pytest.xfail("one of some sixty such jobs never ended, and it is not known yet why")
+    # At its end, Open MPI would wait for the rank that is dead.
+    options = ("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1")
+    _, output = start(4, script, mpi_options=options).finish(60)
     ends = [line for line in output.splitlines() if "] end" in line]
     assert len(ends) == 3, output
     assert all("end 3 [] 30 True" in line for line in ends), output

@@ -160,7 +160,7 @@ def test_the_earliest_deadline_goes_first_and_few_parts_are_under_way():
     assert sent[2:] == [("early", True), ("late", True), ("late", True)]
     for _ in range(2):
         links.acknowledged(1, "early", 0.02, 5000.0)
-    assert links.bandwidth(1, math.nan) == 5000.0
+    assert links.bandwidth(links.to(1).out.bandwidth) == 5000.0
 
 
 def test_a_fast_link_takes_more_parts():
@@ -260,15 +260,15 @@ def test_calls_that_failed_leave_nothing_behind():
 
 def test_what_a_call_knew_at_its_end_serves_the_next_one():
     links = Links()
-    assert math.isnan(links.bandwidth(1, math.nan))
+    assert math.isnan(links.bandwidth(links.to(1).out.bandwidth))
     links.finish("a", 100.0, 1)
-    assert links.bandwidth(1, math.nan) == 100.0
+    assert links.bandwidth(links.to(1).out.bandwidth) == 100.0
     links.finish("a", math.nan, 1)
-    assert links.bandwidth(1, math.nan) == 100.0
+    assert links.bandwidth(links.to(1).out.bandwidth) == 100.0
     links.finish("a", 200.0, 1)
-    assert links.bandwidth(1, math.nan) == 175.0
-    assert links.bandwidth(1, 7.0) == 7.0
-    assert links.bandwidth(1, 170.0, everywhere=True) == 170.0
+    assert links.bandwidth(links.to(1).out.bandwidth) == 175.0
+    assert links.bandwidth(7.0) == 7.0
+    assert links.bandwidth(170.0, everywhere=True) == 170.0
 
 
 def test_what_is_under_way_takes_its_time():

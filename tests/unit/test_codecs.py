@@ -245,9 +245,9 @@ def test_levels_of_aqat_and_what_they_cost():
 
 def test_few_values_of_aqat_are_sent_exactly():
     codec, dtype = codecs.AqatCodec(highest=8), np.dtype(np.float32)
-    assert codec.level(8.5, 1, dtype) == 32
+    assert codec.level(codec.levels(dtype), 8.5, 1, dtype) == 32
     assert codec.nbytes(1, dtype) == 4
-    assert codec.level(8.5, 1000, dtype) == 8
+    assert codec.level(codec.levels(dtype), 8.5, 1000, dtype) == 8
     assert codec.nbytes(1000, dtype) == 1008
 
 

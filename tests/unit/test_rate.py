@@ -238,7 +238,7 @@ def test_two_odd_iterations_do_not_disturb_the_prediction():
 
 
 def test_steps_share_the_time_by_their_values():
-    assert share_s(2.0, [1, 3], 8).tolist() == [0.25, 0.75]
+    assert share_s(2.0, np.array([1.0, 3.0]), 8).tolist() == [0.25, 0.75]
 
 
 # ---- ROW ----
