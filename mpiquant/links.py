@@ -19,10 +19,10 @@ UNACKNOWLEDGED = 2
 """Parts that may be under way to a peer whose link is not known yet, and before a further part of a
 message: a link that collapses in the middle of one holds no more of it."""
 
-PART_S = 4e-3
+PART_S = 3.5e-3
 """A part takes about so much time."""
 
-ROOM_S = 1.5 * PART_S
+ROOM_S = 6e-3
 """Another part may be sent while less is under way: the link must not rest while parts are
 acknowledged, and the answers themselves wait behind what their sender sends."""
 
