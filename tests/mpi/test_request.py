@@ -6,6 +6,7 @@ import random
 import threading
 import time
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from mpi4py import MPI
 import mpiquant
 from mpiquant import Request, _comm
 from mpiquant._comm import TURN_S, Channel
-from mpiquant.progress import engine
+from mpiquant.progress import CROWDED_FOR_S, CROWDED_NAP_S, Core, engine
 
 pytestmark = pytest.mark.mpi
 
@@ -437,3 +438,25 @@ def test_what_is_due_first_is_moved_on_first_and_in_between(comm, monkeypatch):
     monkeypatch.undo()
     with together(comm):
         assert log == ["soon", "soon", "late", "later", "soon"]
+
+
+def test_a_wait_naps_where_others_take_its_core(monkeypatch):
+    now, away_s, naps = [100.0], [0.0], []
+
+    def turn_of_others():
+        now[0] += away_s[0]
+
+    clock = SimpleNamespace(perf_counter=lambda: now[0], sleep=naps.append)
+    monkeypatch.setattr("mpiquant.progress.time", clock)
+    monkeypatch.setattr("os.sched_yield", turn_of_others)
+    core = Core()
+    core.leave(now[0])
+    core.leave(now[0])
+    assert not naps
+    away_s[0] = 1e-3
+    core.leave(now[0])
+    core.leave(now[0])
+    assert naps == [CROWDED_NAP_S]
+    now[0] += 2 * CROWDED_FOR_S
+    core.leave(now[0])
+    assert len(naps) == 1
