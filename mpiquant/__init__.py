@@ -40,8 +40,10 @@ if TYPE_CHECKING:
         Adam,
         DistributedOptimizer,
         GradientSynchronizer,
+        average_parameters,
         broadcast_parameters,
         differing_parameters,
+        parameter_drift,
     )
     from mpiquant.request import Request
     from mpiquant.stats import Stats
@@ -75,8 +77,10 @@ _HOMES = {
         "Adam",
         "DistributedOptimizer",
         "GradientSynchronizer",
+        "average_parameters",
         "broadcast_parameters",
         "differing_parameters",
+        "parameter_drift",
     ),
     "request": ("Request",),
     "stats": ("Stats",),
@@ -113,11 +117,13 @@ __all__ = [
     "__version__",
     "allgather",
     "allreduce",
+    "average_parameters",
     "broadcast_parameters",
     "differing_parameters",
     "iallreduce",
     "mark",
     "options",
+    "parameter_drift",
     "reduce_scatter",
     "wrap",
 ]

@@ -419,7 +419,8 @@ def design(
         Ranks.
     components : int, optional
         c, N or more.  A multiple of N makes a `Perturbed` code, any other one `RootsOfUnity`.
-        By default twice as many as ranks; with `error_max` as many as that allows.
+        By default twice as many as ranks; with `error_max` as many as that allows; for two ranks
+        two, since they exchange their arrays anyway.
     dtype : dtype
         float32 or float64.
     cond_max : float, optional
@@ -434,6 +435,8 @@ def design(
     ValueError
         If no code of so many components keeps to the limits.
     """
+    if components is None and size == 2:
+        components = size  # nothing sends less
     if components is None and error_max is not None:
         return _fewest_bytes(size, dtype, cond_max, error_max, balanced)
     c = 2 * size if components is None else components

@@ -1,7 +1,12 @@
 """Gradients of a training run: buckets, overlap, optimizers, replicas."""
 
 from mpiquant.gradients.optimizer import SGD, Adam, DistributedOptimizer
-from mpiquant.gradients.parameters import broadcast_parameters, differing_parameters
+from mpiquant.gradients.parameters import (
+    average_parameters,
+    broadcast_parameters,
+    differing_parameters,
+    parameter_drift,
+)
 from mpiquant.gradients.report import Report, Row
 from mpiquant.gradients.synchronizer import GradientSynchronizer
 
@@ -12,6 +17,8 @@ __all__ = [
     "GradientSynchronizer",
     "Report",
     "Row",
+    "average_parameters",
     "broadcast_parameters",
     "differing_parameters",
+    "parameter_drift",
 ]

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from mpi4py import MPI
 
-from mpiquant.gradients.parameters import broadcast_parameters
+from mpiquant.gradients.parameters import average_parameters, broadcast_parameters
 from mpiquant.gradients.report import Report
 from mpiquant.gradients.synchronizer import GradientSynchronizer
 from mpiquant.typing import Array
@@ -156,6 +156,10 @@ class DistributedOptimizer:
     ----------
     optimizer : Optimizer
         With the parameters in the order of the forward pass.
+    resync_every : int, optional
+        After so many updates a parameter becomes the exact mean over all ranks, which otherwise
+        drift apart with an algorithm whose results are not alike, "cerar".  Updates must then come
+        in the same order on all ranks.
     **options
         Of `GradientSynchronizer`.
 
@@ -176,10 +180,16 @@ class DistributedOptimizer:
     >>> optimizer.step()  # what the last backward pass left
     """
 
-    def __init__(self, optimizer: Optimizer, **options: Any) -> None:
+    def __init__(
+        self, optimizer: Optimizer, *, resync_every: int | None = None, **options: Any
+    ) -> None:
         self.optimizer = optimizer
         self.synchronizer = GradientSynchronizer(optimizer.parameters, **options)
+        if resync_every is not None and resync_every < 1:
+            raise ValueError(f"resync_every is {resync_every}, expected 1 or more")
+        self.resync_every = resync_every
         self._due: set[str] = set()
+        self._updates = dict.fromkeys(optimizer.parameters, 0)  # since the last exact mean
 
     def ready(self, name: str, gradient: Array | None = None) -> None:
         """Hand in a gradient, as `GradientSynchronizer.ready`."""
@@ -192,6 +202,13 @@ class DistributedOptimizer:
         if name in self._due and gradient is not None:
             self._due.remove(name)
             self.optimizer.update(name, gradient)
+            self._resync(name)
+
+    def _resync(self, name: str) -> None:
+        self._updates[name] += 1
+        if self._updates[name] == self.resync_every:
+            self._updates[name] = 0
+            average_parameters({name: self.optimizer.parameters[name]}, comm=self.synchronizer.comm)
 
     def step(self) -> None:
         """Update all parameters that were not updated yet."""
@@ -215,6 +232,7 @@ class DistributedOptimizer:
         comm = self.synchronizer.shrink()
         broadcast_parameters(self.optimizer.parameters, comm=comm)
         self.optimizer.load_state_dict(comm.bcast(self.optimizer.state_dict()))
+        self._updates = comm.bcast(self._updates)
         self._due.clear()
         return comm
 
@@ -223,12 +241,14 @@ class DistributedOptimizer:
         return {
             "optimizer": self.optimizer.state_dict(),
             "synchronizer": self.synchronizer.state_dict(),
+            "updates": dict(self._updates),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with what `state_dict` gave."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.synchronizer.load_state_dict(state["synchronizer"])
+        self._updates.update(state.get("updates", {}))
 
     def report(self) -> Report:
         """As `GradientSynchronizer.report`."""

@@ -1,4 +1,4 @@
-"""Replicas: parameters that begin alike on all ranks, and a check that they still are."""
+"""Replicas: parameters that begin alike on all ranks, whether they still are, and their mean."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from mpiquant import api
 from mpiquant._comm import checked_comm
 from mpiquant.errors import AgreementError
 from mpiquant.gradients._meeting import meet
@@ -16,6 +17,9 @@ from mpiquant.typing import Array, CommLike
 
 MAX_NBYTES = 1 << 30
 """Most bytes of one broadcast: counts are ints."""
+
+SAMPLE = 1 << 16
+"""Values of each parameter that `parameter_drift` looks at."""
 
 
 def broadcast_parameters(
@@ -84,6 +88,65 @@ def differing_parameters(
     everybody = channel.native.allgather(mine)
     names = {name: None for digests in everybody for name in digests}  # in order
     return [n for n in names if len({digests.get(n) for digests in everybody}) > 1]
+
+
+def average_parameters(
+    parameters: Mapping[str, Array], *, comm: CommLike | None = None, timeout: float | None = None
+) -> None:
+    """Give all ranks the mean of their parameters, in place and bit for bit alike.
+
+    For replicas that drifted apart, as with `algorithm="cerar"`.  Exact but for rounding; takes an
+    uncompressed ring's time.  Collective over comm.
+
+    Parameters
+    ----------
+    parameters : mapping of str to array
+        Of floats; the same names, in the same order, and shapes on all ranks.
+    comm : MPI.Intracomm, optional
+        COMM_WORLD by default.
+    timeout : float, optional
+        Seconds to wait for all ranks to come.
+
+    Raises
+    ------
+    AgreementError
+        On all ranks, if one has other parameters.
+    """
+    for name, array in parameters.items():
+        # A ring gives all ranks the same bits, which MPI's own reductions need not.
+        array[...] = api.allreduce(
+            array, "mean", comm=comm, algorithm="ring", codec="exact", name=name, timeout=timeout
+        )
+
+
+def parameter_drift(
+    parameters: Mapping[str, Array], *, comm: CommLike | None = None, timeout: float | None = None
+) -> dict[str, float]:
+    """How far the ranks' parameters are from their mean; collective over comm.
+
+    Cheap: it looks at up to 65,536 values of each parameter, evenly spread.
+
+    Parameters
+    ----------
+    parameters, comm, timeout
+        As in `average_parameters`.
+
+    Returns
+    -------
+    dict of str to float
+        Alike on all ranks: the 2-norm of the difference to the mean over all ranks, over the norm
+        of the mean, on the rank where it is largest.
+    """
+    channel = meet(comm, "parameter_drift", None, timeout)
+    drifts = {}
+    for name, array in parameters.items():
+        flat = np.asarray(array).reshape(-1)
+        own = flat[:: max(1, -(-flat.size // SAMPLE))].astype(np.float64)
+        mean = channel.native.allreduce(own) / channel.size
+        away = channel.native.allreduce(float(np.linalg.norm(own - mean)), MPI.MAX)
+        norm = float(np.linalg.norm(mean))
+        drifts[name] = away / norm if norm else away
+    return drifts
 
 
 def _digest(array: Array) -> bytes:

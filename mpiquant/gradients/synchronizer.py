@@ -72,6 +72,8 @@ class GradientSynchronizer:
         copy.  Read-only while a gradient is under way.
     step : int
         Number of the current step.
+    comm : MPI.Intracomm
+        The communicator; another one behind `shrink`.
 
     Raises
     ------
@@ -111,7 +113,7 @@ class GradientSynchronizer:
         timeout: float | None = None,
         progress: Literal["thread", "manual"] = "thread",
     ) -> None:
-        self._comm = checked_comm(comm)
+        self.comm = checked_comm(comm)
         self._channel = channel_of(comm, timeout)  # waits for all ranks
         self._timeout = timeout
         self.weighted, self.missing = weighted, missing
@@ -137,7 +139,7 @@ class GradientSynchronizer:
 
     def _agree(self, error: Exception | None) -> None:
         """Raise on all ranks if one has an error, or they have different parameters."""
-        channel = meet(self._comm, "synchronizer", error, self._timeout)
+        channel = meet(self.comm, "synchronizer", error, self._timeout)
         mine = [(p.name, p.shape, p.dtype.str, p.codec.spec) for p in self._parameters]
         terms = (self._op, self._algorithm, self._bucket_bytes, self.weighted, self.missing)
         all_terms = channel.native.allgather((mine, terms, self._use_feedback))
@@ -308,7 +310,7 @@ class GradientSynchronizer:
         """Start a call with what all of them share."""
         token = self._preset.apply()
         try:
-            return api.iallreduce(x, op, comm=self._comm, timeout=self._timeout, **options)
+            return api.iallreduce(x, op, comm=self.comm, timeout=self._timeout, **options)
         finally:
             config.restore(token)
 
@@ -489,12 +491,12 @@ class GradientSynchronizer:
             launched with `mpiexec --with-ft ulfm`.
         """
         try:
-            comm = self._comm.Shrink()
+            comm = self.comm.Shrink()
         except NotImplementedError:
             raise LifecycleError("this MPI cannot go on without a lost rank") from None
         assert isinstance(comm, MPI.Intracomm)
         residuals = self.residuals()
-        self._comm, self._channel = comm, channel_of(comm, self._timeout)
+        self.comm, self._channel = comm, channel_of(comm, self._timeout)
         self._started, self._weights, self._weight = math.nan, None, 1.0
         self._make_buckets(residuals)
         # Ranks may have heard of the loss in different steps.

@@ -492,3 +492,59 @@ def test_b15_an_overflow_leaves_no_trace(comm, bad, codec):
         if codec == "q4":  # aqat goes by the clock
             for name, value in seen[0].items():
                 np.testing.assert_array_equal(value, seen[1][name])
+
+
+def test_means_of_parameters(comm):
+    """Exact: of integers, and bit for bit alike of others."""
+    params = {
+        "w": np.arange(7, dtype=np.float32) + comm.rank * comm.size * 2,
+        "v": normals(comm, 1000)[0].reshape(10, 100)[:, ::2],
+    }
+    right = np.arange(7) + comm.size * (comm.size - 1)
+    mpiquant.average_parameters(params)
+    different = mpiquant.differing_parameters(params)
+    with together(comm):
+        np.testing.assert_array_equal(params["w"], right)
+        assert different == []
+
+
+def test_drift_is_told(comm):
+    params = {"w": np.full((300, 400), 2.0), "none": np.zeros(3), "alike": np.ones(1)}
+    params["w"] += 0.01 * comm.rank
+    mean = 2 + 0.01 * (comm.size - 1) / 2
+    drifts = mpiquant.parameter_drift(params)
+    with together(comm):
+        assert drifts["w"] == pytest.approx((mean - 2) / mean, abs=1e-12)
+        assert drifts["none"] == drifts["alike"] == 0
+    with together(comm):
+        assert len(set(comm.allgather(tuple(drifts.values())))) == 1
+
+
+@pytest.mark.parametrize("every", [None, 3])
+def test_replicas_come_together_again(comm, every):
+    params = {"w": np.zeros(1000, np.float32), "v": np.zeros((30, 40), np.float32)}
+    optimizer = DistributedOptimizer(
+        SGD(params, 0.1), algorithm="cerar", codec=None, resync_every=every
+    )
+    rng, drifts = np.random.default_rng(comm.rank), []
+    for _ in range(7):
+        for name in params:
+            optimizer.wait(name)
+        drifts.append(max(mpiquant.parameter_drift(params, comm=comm).values()))
+        for name in reversed(params):
+            optimizer.ready(name, rng.standard_normal(params[name].shape).astype(np.float32))
+    optimizer.step()
+    apart = [drift > 0 for drift in drifts]
+    with together(comm):
+        if comm.size < 3:
+            assert not any(apart)  # two ranks exchange their values: nothing is approximate
+        elif every is None:
+            assert apart == [False] + 6 * [True]
+        else:
+            assert apart == [False, True, True, False, True, True, False]
+        assert all(drift < 0.01 for drift in drifts)
+
+
+def test_a_bad_interval_is_refused():
+    with pytest.raises(ValueError, match="resync_every"):
+        DistributedOptimizer(SGD({"w": np.zeros(3)}, 0.1), resync_every=0)
