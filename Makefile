@@ -77,7 +77,7 @@ claims-aqat: $(VENV)/mpich.test $(VENV)/openmpi.test
 	$(VENV)/mpich/bin/python bench/claims/aqat.py
 
 # The coded ring, against its formulas, the ring and MPI's own allreduce.
-claims-cerar: $(VENV)/mpich.test
+claims-cerar: $(VENV)/mpich.demo $(VENV)/mpich.test
 	$(VENV)/mpich/bin/python bench/claims/cerar.py
 
 # Other allreduces, and our own at many sizes, rates and numbers of ranks, on emulated clusters;
