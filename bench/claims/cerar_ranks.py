@@ -34,6 +34,7 @@ def ways(dtype: str) -> dict[str, dict[str, Any]]:
         options = {"algorithm": "cerar", "components": per_token * comm.size}
         found[f"cerar {per_token}N"] = options
     if dtype == "float32":
+        found["q16 ring"] = {"algorithm": "ring", "codec": "q16"}
         found["bf16 ring"] = {"algorithm": "ring", "codec": "bf16"}
         found["q8 ring"] = {"algorithm": "ring", "codec": "q8"}
     return found
