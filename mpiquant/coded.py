@@ -64,6 +64,12 @@ class _Token:
             self.blocks.append(np.empty_like(self.blocks[0]))
 
 
+def hop(values: Array, token: Bytes) -> None:
+    """Add a token that came to what is added on this visit."""
+    with np.errstate(all="ignore"):  # as MPI: who sums infinities sees it in the result
+        np.add(values, token.view(values.dtype), out=values)
+
+
 class CodedExecution(Runner):
     """One call on one rank, as `mpiquant.execute.Execution` for the coded ring.
 
@@ -196,8 +202,7 @@ class CodedExecution(Runner):
             self._encode(token, piece)
         values = token.blocks[piece.visit.number][piece.start : piece.stop]
         if buffer is not None:
-            with np.errstate(all="ignore"):  # as MPI: who sums infinities sees it in the result
-                np.add(values, buffer.view(values.dtype), out=values)
+            hop(values, buffer)
         if piece.visit.sent:
             self._send(piece, values)
         self._close(piece)

@@ -11,6 +11,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import measure
 from coded_ring_oracle import outputs, worst_error
 
 from mpiquant import _kernels
+from mpiquant.coded import hop
 from mpiquant.collectives.coding import Perturbed, RootsOfUnity, design
 
 TABLE = {  # c / N: eps, error and condition number in float32; eps and error in float64
@@ -79,6 +81,81 @@ def _slope(xs: Any, ys: Any) -> float:
     return float(np.polyfit(np.log(xs), np.log(ys), 1)[0])
 
 
+def lasting(claims: Claims) -> None:
+    """What many calls of one array add up to, and whether a sender could do anything about it."""
+    for size in (4, 8):
+        for per_token in (2, 3, 4):
+            found = design(size, per_token * size).code
+            assert isinstance(found, Perturbed)
+            name = f"N = {size}, c = {per_token}N, float32, what lasts"
+            plain, flipped = (_weights(replace(found, flipped=flip)) for flip in (False, True))
+            own_exact = _weights(replace(found, balanced=False))
+            for way, weights in (("own values exact", own_exact), ("balanced", plain)):
+                claims.report(f"{name}: error / eps, {way}", _lasting_error(weights) / found.eps)
+            both = _lasting_error((plain + flipped) / 2) / found.eps**2
+            claims.at_most(f"{name}: error / eps^2, every other call flipped", both, 1)
+            # The best factor for a source minimizes the sum of (s w - 1)^2 over its receivers.
+            best = plain.sum(axis=1, keepdims=True) / (plain**2).sum(axis=1, keepdims=True)
+            gain = 1 - _lasting_error(best * plain) / _lasting_error(plain)
+            claims.at_most(f"{name}: less error by any correction of a sender, %", 100 * gain, 1)
+
+
+def _weights(code: Perturbed) -> Any:
+    """(R, N, N) array: of a source's values, along the last axis, at a receiver."""
+    return np.array([code.weights(q) for q in range(code.per_token)])
+
+
+def _lasting_error(weights: Any) -> float:
+    """Relative error of independent sources, in exact arithmetic."""
+    return float(np.sqrt(np.mean((weights - 1) ** 2)))
+
+
+def precision(claims: Claims) -> None:
+    """Fewer bits on the wire: tokens rounded to float32 for float64 data, to bfloat16 for float32.
+
+    Each hop rounds, so the best eps is that of the narrower format; beside it, the error of a ring
+    with the same bytes and that rounding.
+    """
+    rng = np.random.default_rng(0)
+    size, count = 4, 4000
+    for wide, narrow, spacing in (
+        ("float64", "float32", float(np.finfo(np.float32).eps)),
+        ("float32", "bfloat16", 2.0**-7),
+    ):
+        for per_token in (2, 3):
+            code = _best_code(size, per_token, spacing)
+            g = rng.standard_normal((size, code.components, count))
+            found = worst_error(_rounded(code, g, spacing), g)
+            whole = design(size, code.components, wide, balanced=False).error
+            name = f"N = {size}, c = {per_token}N, {wide} data"
+            claims.report(f"{name}: error with tokens in {narrow}", found)
+            claims.report(f"{name}: the same / error with tokens in {wide}", found / whole)
+        ring = Perturbed(size, size, 0.0)
+        g = rng.standard_normal((size, size, count))
+        claims.report(
+            f"N = {size}, {wide} data: error of a ring in {narrow}",
+            worst_error(_rounded(ring, g, spacing), g),
+        )
+
+
+def _best_code(size: int, per_token: int, spacing: float) -> Perturbed:
+    """The code with the least error for a format of this spacing at 1."""
+    unit = float(np.finfo(np.float64).eps)
+    codes = [Perturbed(size, per_token * size, eps) for eps in np.geomspace(1e-4, 0.5, 200)]
+    return min(codes, key=lambda code: math.hypot(code.bias, code.rounding("f8") * spacing / unit))
+
+
+def _rounded(code: Perturbed, g: Any, spacing: float) -> Any:
+    """The oracle's outputs, with tokens in a format of this spacing at 1."""
+
+    def rounded(values: Any) -> Any:
+        mantissa, exponent = np.frexp(values)
+        step = spacing / 2
+        return np.ldexp(np.round(mantissa / step) * step, exponent)
+
+    return outputs(code, g, np.float64, rounded)
+
+
 # ---- time ----
 
 
@@ -125,6 +202,10 @@ def _print_table(name: str, rows: dict[str, Any]) -> None:
 # ---- kernels ----
 
 
+HOP = 1 << 17
+"""About what a segment has."""
+
+
 def kernels(claims: Claims) -> None:
     """Encoding and decoding against copies that move as many bytes."""
     for dtype in (np.float32, np.float64):
@@ -137,6 +218,14 @@ def kernels(claims: Claims) -> None:
             claims.at_least(f"encode, {name}", figure, 0.9)
             figure = _against_copy(code.decoding(0), blocks[1:], blocks[:per_token])
             claims.at_least(f"decode, {name}", figure, 0.9)
+        point = f"a hop of {HOP} values, {np.dtype(dtype)}: time / np.add's"
+        claims.at_most(point, _hop_over_add(dtype), 1.05)
+
+
+def _hop_over_add(dtype: Any) -> float:
+    values, token = np.ones((2, HOP), dtype)
+    wire = token.view(np.uint8)
+    return _times_as_fast(lambda: np.add(values, token, out=values), lambda: hop(values, wire))
 
 
 def _against_copy(matrix: Any, sources: list[Any], outs: list[Any]) -> float:
@@ -149,7 +238,7 @@ def _against_copy(matrix: Any, sources: list[Any], outs: list[Any]) -> float:
 def _times_as_fast(ours: Callable[[], Any], theirs: Callable[[], Any]) -> float:
     """Median ratio of times, in turn."""
     ratios = []
-    for _ in range(15):
+    for _ in range(31):
         begin = time.perf_counter()
         ours()
         middle = time.perf_counter()
@@ -196,6 +285,8 @@ def training(claims: Claims) -> None:
 PARTS = {
     "errors": errors,
     "laws": laws,
+    "lasting": lasting,
+    "precision": precision,
     "kernels": kernels,
     "wire": wire,
     "training": training,

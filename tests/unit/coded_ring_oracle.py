@@ -3,8 +3,11 @@
 import numpy as np
 
 
-def outputs(code, gradients, dtype):
-    """(N, c, n) array: what each rank solves for, from (N, c, n) gradients."""
+def outputs(code, gradients, dtype, rounded=lambda token: token):
+    """(N, c, n) array: what each rank solves for, from (N, c, n) gradients.
+
+    Tokens are kept in the dtype, and rounded further by a function.
+    """
     size, rounds = code.size, code.rounds
     exact = np.result_type(code.nodes, np.float64)
     kept = np.complex64 if exact == np.complex128 and dtype == np.float32 else dtype
@@ -19,7 +22,7 @@ def outputs(code, gradients, dtype):
             if hop >= size:
                 weights = weights - code.row(token, hop - size)
             update = (weights.astype(exact) @ gradients[rank]).astype(kept)
-            tokens[token] = tokens[token] + update
+            tokens[token] = rounded(tokens[token] + update)
             if hop >= size - 1:
                 equations[rank].append(tokens[token].copy())
     return np.array([np.linalg.solve(code.system(r), np.array(equations[r])) for r in range(size)])
