@@ -144,7 +144,7 @@ class AdaptiveExecution(ProgramRunner):
             stream_in.longest = max(stream_in.longest, message.nbytes)
         self.waiting = 0  # messages in the queues of the links
         self.numbers: dict[int, int] = {}  # of the next message to each peer
-        self.used: list[Link] = []
+        self.used: list[Link] = []  # to those peers
         self.sends = program.sends_by_peer
         self.sending: deque[tuple[PendingRequest, Bytes, bool]] = deque()
         self.finals: dict[int, _Final] = {}
@@ -206,7 +206,7 @@ class AdaptiveExecution(ProgramRunner):
     @property
     def lowest(self) -> float:
         """Bandwidth of the slowest link that this call knows of; NaN if it knows none."""
-        known = list(self.heard.values())
+        known = list(self.heard.values())  # no comprehension: behind a kernel, each frame costs
         for link in self.used:
             known.append(link.out.bandwidth)
         return slowest(*known)
@@ -446,7 +446,7 @@ class _Outgoing:
             self._begin(now)
         assert self.wire is not None
         flags = BUSY if busy else 0
-        if self.begin > 0 and self._is_late(now):
+        if self.begun() and self._is_late(now):
             self._cut()
             payload = self.wire[:0]
             flags |= LAST

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -31,11 +32,11 @@ def run_ranks(size: int, *command: str, venv: str = "mpich", limit: int = 900) -
 
 
 def rows_on_ranks(
-    size: int, script: str, part: str, mpi: str, limit: int = 900
+    size: int, script: str, *arguments: str, mpi: str = "mpich", limit: int = 900
 ) -> Iterator[dict[str, Any]]:
-    """The points that a part of a script of this folder prints on several ranks."""
+    """The points that a script of this folder prints on several ranks."""
     file = str(Path(__file__).with_name(script))
-    for line in run_ranks(size, file, part, venv=mpi, limit=limit).splitlines():
+    for line in run_ranks(size, file, *arguments, venv=mpi, limit=limit).splitlines():
         if line.startswith("{"):
             yield json.loads(line)
 
@@ -64,6 +65,12 @@ class Claims:
 
     def at_most(self, point: str, figure: float, bound: float) -> None:
         self.check(point, figure, f"<= {bound:g}", figure <= bound)
+
+    def accuracy(self, point: str, lost: Any, limit: float) -> None:
+        """Points of accuracy lost, paired by seed; the mean minus two standard errors is judged."""
+        mean, error = lost.mean(), lost.std(ddof=1) / math.sqrt(len(lost))
+        holds = bool(mean - 2 * error <= limit)
+        self.check(point, f"{mean:.2f} +- {error:.2f}", f"-2se <= {limit}", holds)
 
 
 def run_parts(description: str, parts: Mapping[str, Callable[[Claims], None]]) -> int:

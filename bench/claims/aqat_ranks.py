@@ -344,7 +344,6 @@ class PartLog:
         def timed(*arguments: Any, **options: Any) -> Any:
             if self.timing:  # a part of what is timed already
                 return method(*arguments, **options)
-            time.thread_time()  # behind a kernel it is not in the caches: no part of control
             self.timing, begin = True, time.thread_time()
             result = method(*arguments, **options)
             self.seconds += time.thread_time() - begin - self.watch_s

@@ -6,17 +6,15 @@ Exit code 1 if a point falls short.  Run it on an otherwise idle machine, as roo
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _report import ROOT, Claims, run_parts, run_ranks
+from _report import ROOT, Claims, rows_on_ranks, run_parts
 
 sys.path.insert(0, str(ROOT / "bench" / "lab"))
 sys.path.insert(0, str(ROOT / "tests" / "unit"))
@@ -255,12 +253,9 @@ SEEDS, STEPS = 8, 500
 
 def training(claims: Claims) -> None:
     """The digits network on 4 ranks, c = 2N, against exact training, paired by seed."""
-    command = (str(Path(__file__).with_name("cerar_ranks.py")), "train", str(SEEDS), str(STEPS))
     found: dict[str, list[dict[str, Any]]] = {}
-    for line in run_ranks(4, *command).splitlines():
-        if line.startswith("{"):
-            row = json.loads(line)
-            found.setdefault(row["way"], []).append(row)
+    for row in rows_on_ranks(4, "cerar_ranks.py", "train", str(SEEDS), str(STEPS)):
+        found.setdefault(row["way"], []).append(row)
 
     def figures(way: str, name: str) -> Any:
         return np.array([row[name] for row in found[way]])
@@ -270,11 +265,7 @@ def training(claims: Claims) -> None:
         more = 100 * abs(figures(way, "loss").mean() / figures("exact", "loss").mean() - 1)
         claims.at_most(f"{name}: final loss differs by, %", more, 1)
         lost = figures("exact", "accuracy") - figures(way, "accuracy")
-        mean, error = lost.mean(), lost.std(ddof=1) / math.sqrt(SEEDS)
-        holds = bool(mean - 2 * error <= 0.3)
-        claims.check(
-            f"{name}: points of accuracy lost", f"{mean:.3f} +- {error:.3f}", "-2se <= 0.3", holds
-        )
+        claims.accuracy(f"{name}: points of accuracy lost", lost, 0.3)
         drifts = np.median(figures(way, "drifts"), axis=0)
         shown = " ".join(f"{drift:.1e}" for drift in drifts[1 :: len(drifts) // 5])
         claims.report(f"{name}: drift, over the training", shown)

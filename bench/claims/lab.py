@@ -174,7 +174,7 @@ def uncompressed(claims: Claims) -> None:
 def shared_memory(claims: Claims) -> None:
     """2 ranks on one host: where compression does not pay, and what the defaults cost."""
     for mpi in ("mpich", "openmpi"):
-        for row in rows_on_ranks(2, "lab_ranks.py", "shared", mpi):
+        for row in rows_on_ranks(2, "lab_ranks.py", "shared", mpi=mpi):
             point = f"{mpi}, 2 ranks, shared memory, {row['nbytes']} bytes: defaults, us"
             bound = 1.05 * row["native"] + 5
             shown = f"{row['default']:.1f} (native {row['native']:.1f})"
@@ -186,7 +186,7 @@ def shared_memory(claims: Claims) -> None:
 
 def memory(claims: Claims) -> None:
     for mpi in ("mpich", "openmpi"):
-        for row in rows_on_ranks(4, "lab_ranks.py", "memory", mpi):
+        for row in rows_on_ranks(4, "lab_ranks.py", "memory", mpi=mpi):
             point = f"{mpi}, 4 ranks, {row['codec']}: extra memory, times the array"
             claims.at_most(point, row["extra"], 0.6)
             point = f"{mpi}, 4 ranks, {row['codec']}: memory grown over 10,000 calls, KiB"

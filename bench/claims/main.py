@@ -123,11 +123,9 @@ def training(claims: Claims, folder: Path) -> None:
         if codec == "exact":
             continue
         losses = np.array(table[model, "exact"]) - np.array(accuracies)
-        mean, error = losses.mean(), losses.std(ddof=1) / np.sqrt(len(losses))
         limit = 0.3 if codec in ("q8", "q4") else 1.0
         point = f"{model}, {codec}: loss of accuracy in points, {len(losses)} seeds"
-        holds = bool(mean - 2 * error <= limit)
-        claims.check(point, f"{mean:.2f} +- {error:.2f}", f"-2se <= {limit}", holds)
+        claims.accuracy(point, losses, limit)
 
 
 def drop_in(claims: Claims) -> None:

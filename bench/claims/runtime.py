@@ -20,7 +20,7 @@ MPIS = ("mpich", "openmpi")
 
 
 def rows(size: int, part: str, mpi: str) -> Iterator[dict[str, Any]]:
-    return rows_on_ranks(size, "runtime_ranks.py", part, mpi)
+    return rows_on_ranks(size, "runtime_ranks.py", part, mpi=mpi)
 
 
 JUDGED, REPORTED = "250mbit", ("1gbit",)

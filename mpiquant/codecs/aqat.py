@@ -88,7 +88,7 @@ class AqatCodec(Codec):
         """
         bits = levels.highest(allowed + 0.5)
         if count >= self.granule:
-            return bits
+            return bits  # surely shorter
         smaller = codec_of(bits).nbytes(count, dtype) < count * dtype.itemsize
         return bits if smaller else EXACT_BITS
 

@@ -102,10 +102,8 @@ def average_parameters(
     ----------
     parameters : mapping of str to array
         Of floats; the same names, in the same order, and shapes on all ranks.
-    comm : MPI.Intracomm, optional
-        COMM_WORLD by default.
-    timeout : float, optional
-        Seconds to wait for all ranks to come.
+    comm, timeout
+        As in `broadcast_parameters`.
 
     Raises
     ------

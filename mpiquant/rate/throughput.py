@@ -85,7 +85,7 @@ class Throughput:
         if not idle:
             self._latest.append(sample)
             sample = sorted(self._latest)[len(self._latest) // 2]
-        self.bandwidth = _blend(self.bandwidth, sample, seconds, idle)
+        self.bandwidth = float(blend(self.bandwidth, sample, seconds, idle))
         self.samples += 1
 
 
