@@ -212,9 +212,9 @@ def allreduce(
         With the codec "aqat": when the call shall end, in seconds from now or on the clock of
         `time.perf_counter`.  It takes as many bits as fit; see `AqatCodec`.
     components, cond_max, error_max : optional
-        With the algorithm "cerar": into how many components the array is cut, a multiple of the
-        ranks, and the largest condition number and relative error to be expected.  By default
-        twice as many components as ranks, or as many as `error_max` allows.
+        With the algorithm "cerar": into how many components the array is cut, as many as ranks or
+        more, best a multiple of them; and the largest condition number and relative error to be
+        expected.  By default twice as many components as ranks, or as many as `error_max` allows.
 
     Returns
     -------

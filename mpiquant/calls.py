@@ -22,7 +22,7 @@ from mpiquant.codecs import EXACT, AqatCodec, Codec
 from mpiquant.codecs._block import mix_key
 from mpiquant.coded import CodedExecution
 from mpiquant.collectives import BROADCAST, CODED, canonical, own_part
-from mpiquant.collectives.coding import Design, Perturbed, design
+from mpiquant.collectives.coding import Code, Design, Perturbed, RootsOfUnity, design
 from mpiquant.config import Options
 from mpiquant.execute import Execution
 from mpiquant.plan import Choice, choose, segment_length
@@ -142,24 +142,14 @@ def _designed(
 
 
 def coded_ring(options: Options, size: int, dtype: np.dtype) -> Design:
-    """The code that the options ask for; the same on all ranks.
-
-    Raises
-    ------
-    ValueError
-        If there is none, or its components are no multiple of the ranks.
-    """
-    if options.components is not None and options.components % size:
-        raise ValueError(
-            f"algorithm 'cerar' needs a multiple of {size} components, not {options.components}"
-        )
+    """The code that the options ask for; the same on all ranks."""
     return _designed(size, options.components, dtype, options.cond_max, options.error_max)
 
 
 @lru_cache
-def _code_of_turn(found: Design, flipped: bool) -> Perturbed:
+def _code_of_turn(found: Design, flipped: bool) -> Code:
     """The code of every other call is flipped, so that errors of a lasting sign cancel."""
-    assert isinstance(found.code, Perturbed)
+    assert isinstance(found.code, Perturbed | RootsOfUnity)
     return replace(found.code, flipped=flipped)
 
 

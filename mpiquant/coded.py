@@ -1,10 +1,11 @@
 """The runner of the coded ring: tokens on the wire, encoding before and decoding behind them.
 
-The components of a token lie in the output array.  They are first replaced by what is added on
-each visit, one block for each, and one more beside the array; when the token comes, it is added to
-the visit's block, which is then both what is sent on and the equation that is kept.  So a hop is
-one addition, and the memory is that of c + N components and of the receives that are posted.
-Encoding and decoding are done piece by piece, while other pieces are on the wire.
+The components of a group (those of one token, or all) lie in the output array.  They are first
+replaced by what is added on each visit, one block for each, and what there are more of beside the
+array; when the token comes, it is added to the visit's block, which is then both what is sent on
+and the equation that is kept.  So a hop is one addition, and the memory is that of c + N components
+and of the receives that are posted.  Encoding and decoding are done piece by piece, while other
+pieces are on the wire.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 from mpiquant import _kernels, trace
 from mpiquant.collectives.coded_ring import Layout, Visit, visits
-from mpiquant.collectives.coding import Perturbed
+from mpiquant.collectives.coding import Code
 from mpiquant.execute import AHEAD, FEWEST, WINDOW, PendingRequest, Runner, Transport
 from mpiquant.pool import pool
 from mpiquant.program import cut
@@ -33,23 +34,21 @@ class _Piece(NamedTuple):
     stop: int
 
 
-class _Token:
-    """A token's blocks: views, or memory of their own where the array ends before them.
+class _Group:
+    """Blocks of a group: views, or memory of their own where the array ends before them.
 
-    There is one for each component, and one more where the token comes once more than it has
-    components: anywhere but at the greatest distance behind its start.
+    There is one for each visit: first those of the components, and then the ones beside the array.
     """
 
     def __init__(
-        self, x: Array, out: Array, layout: Layout, token: int, distance: int, code: Perturbed
+        self, x: Array, out: Array, layout: Layout, group: int, distance: int, code: Code
     ) -> None:
-        n, count = layout.token_length(token), code.per_token
-        self.distance = distance
-        self.first_equation = int(distance < code.size - 1)
+        n = layout.group_length(group)
+        self.encoding, self.decoding = code.encoding(distance), code.decoding(distance)
         self.sources: list[Array] = []
         self.blocks: list[Array] = []
         self.short: list[tuple[Array, Array]] = []  # what is copied to the output in the end
-        for component in range(token, token + count * code.size, code.size):
+        for component in range(group, code.components, code.groups):
             part = layout.present(component)
             if part.stop - part.start == n:
                 self.sources.append(x[part])
@@ -60,8 +59,16 @@ class _Token:
             self.sources.append(block)
             self.blocks.append(block)
             self.short.append((out[part], block[: part.stop - part.start]))
-        if self.first_equation:
-            self.blocks.append(np.empty_like(self.blocks[0]))
+        self.blocks += np.empty((len(self.encoding) - len(self.blocks), n), out.dtype)
+
+    def encode(self, part: slice) -> None:
+        """Components to what is added on each visit."""
+        mix(self.encoding, [b[part] for b in self.sources], [b[part] for b in self.blocks])
+
+    def decode(self, part: slice) -> None:
+        """What was seen on the last visits to components."""
+        blocks, count = [b[part] for b in self.blocks], len(self.sources)
+        mix(self.decoding, blocks[-count:], blocks[:count])
 
 
 def hop(values: Array, token: Bytes) -> None:
@@ -70,12 +77,34 @@ def hop(values: Array, token: Bytes) -> None:
         np.add(values, token.view(values.dtype), out=values)
 
 
+MIX_NBYTES = 256 << 10
+"""Values that are multiplied by a large or complex matrix at a time: they shall stay in a cache."""
+
+
+def mix(matrix: Array, sources: list[Array], outs: list[Array]) -> None:
+    """outs[p] = sum over q of matrix[p, q] * sources[q], in doubles; outputs may be sources.
+
+    For a complex matrix, each two values of a block are the parts of a complex number.
+    """
+    kind = matrix.dtype
+    if kind.kind == "f" and len(sources) <= _kernels.MIX_MAX:
+        _kernels.mix(np.ascontiguousarray(matrix), sources, outs)
+        return
+    seen = np.result_type(sources[0], np.complex64) if kind.kind == "c" else sources[0].dtype
+    inputs, results = ([block.view(seen) for block in blocks] for blocks in (sources, outs))
+    with np.errstate(all="ignore"):
+        for begin, end in cut(0, inputs[0].size, MIX_NBYTES // (kind.itemsize * len(inputs))):
+            values = matrix @ np.array([block[begin:end] for block in inputs], kind)
+            for block, row in zip(results, values, strict=True):
+                block[begin:end] = row
+
+
 class CodedExecution(Runner):
     """One call on one rank, as `mpiquant.execute.Execution` for the coded ring.
 
     Parameters
     ----------
-    code : Perturbed
+    code : Code
     rank : int
     transport : Transport
     x : (n,) array
@@ -89,7 +118,7 @@ class CodedExecution(Runner):
 
     def __init__(
         self,
-        code: Perturbed,
+        code: Code,
         rank: int,
         transport: Transport,
         x: Array,
@@ -98,23 +127,23 @@ class CodedExecution(Runner):
         stats: Stats,
     ) -> None:
         super().__init__(transport, stats)
-        self.code = code
         self.itemsize = out.itemsize
         self.right, self.left = (rank + 1) % code.size, (rank - 1) % code.size
-        layout = Layout(out.size, code.size, code.components)
-        self.tokens = [
-            _Token(x, out, layout, token, (rank - token) % code.size, code)
-            for token in range(code.size)
+        layout = Layout(out.size, code.components, code.groups, code.width)
+        self.groups = [
+            _Group(x, out, layout, group, (rank - group) % code.size, code)
+            for group in range(code.groups)
         ]
+        length = max(length // code.width, 1) * code.width
         self.pieces = [
             _Piece(visit, start, stop)
-            for visit in visits(rank, code.size, code.components)
-            for start, stop in cut(0, layout.token_length(visit.token), length)
+            for visit in visits(rank, code.size, code.components, code.groups)
+            for start, stop in cut(0, layout.group_length(visit.group), length)
         ]
-        # How many of its visits, and of its sends, a piece of a token still has before it.
+        # How many of its visits, and of its sends, a piece of a group still has before it.
         self.open: dict[tuple[int, int], int] = {}
         for piece in self.pieces:
-            key = piece.visit.token, piece.start
+            key = piece.visit.group, piece.start
             self.open[key] = self.open.get(key, 0) + 1 + piece.visit.sent
         self.incoming = deque(piece for piece in self.pieces if piece.visit.received)
         self.posting = deque(self.incoming)
@@ -152,8 +181,8 @@ class CodedExecution(Runner):
 
     def _end(self) -> None:
         self.ended = True
-        for token in self.tokens:
-            for target, block in token.short:
+        for group in self.groups:
+            for target, block in group.short:
                 target[...] = block
         self.stats.encode_s += self.encode_s
         self.stats.decode_s += self.decode_s
@@ -197,37 +226,25 @@ class CodedExecution(Runner):
 
     def _visit(self, piece: _Piece, buffer: Bytes | None = None) -> None:
         """Add the token to what this rank has for its visit, and pass it on."""
-        token = self.tokens[piece.visit.token]
+        group = self.groups[piece.visit.group]
+        part = slice(piece.start, piece.stop)
         if piece.visit.number == 0:
-            self._encode(token, piece)
-        values = token.blocks[piece.visit.number][piece.start : piece.stop]
+            begin = time.perf_counter()
+            group.encode(part)
+            self._spent("encode", "encode token", begin)
+        values = group.blocks[piece.visit.number][part]
         if buffer is not None:
             hop(values, buffer)
         if piece.visit.sent:
             self._send(piece, values)
         self._close(piece)
 
-    def _encode(self, token: _Token, piece: _Piece) -> None:
-        begin = time.perf_counter()
-        matrix = self.code.encoding(token.distance)[: len(token.blocks)]
-        part = slice(piece.start, piece.stop)
-        _kernels.mix(
-            np.ascontiguousarray(matrix),
-            [block[part] for block in token.sources],
-            [block[part] for block in token.blocks],
-        )
-        self._spent("encode", "encode token", begin)
-
     def _close(self, piece: _Piece) -> None:
         """Note that a visit or a send of a piece is over; behind the last one it is decoded."""
-        key = piece.visit.token, piece.start
+        key = piece.visit.group, piece.start
         self.open[key] -= 1
         if self.open[key]:
             return
         begin = time.perf_counter()
-        token = self.tokens[piece.visit.token]
-        part = slice(piece.start, piece.stop)
-        blocks = [block[part] for block in token.blocks]
-        solved = blocks[: self.code.per_token]
-        _kernels.mix(self.code.decoding(token.distance), blocks[token.first_equation :], solved)
+        self.groups[piece.visit.group].decode(slice(piece.start, piece.stop))
         self._spent("decode", "decode token", begin)

@@ -51,8 +51,8 @@ class Options:
     progress : {"manual", "thread"}
         What moves nonblocking calls on: waits and tests only, or a thread as well.
     components : int or None
-        With "cerar": into how many components an array is cut, a multiple of the ranks; None: twice
-        as many, or as many as error_max allows.
+        With "cerar": into how many components an array is cut, as many as ranks or more; None:
+        twice as many, or as many as error_max allows.
     cond_max, error_max : float or None
         With "cerar": the largest condition number, and the largest relative error to be expected.
     """

@@ -20,9 +20,10 @@ contribution to it is the sum of x_q^p times component k+qN, with nodes x_q = 1 
 of R equations, with real numbers, and a hop is one addition: the one to use.  For R = 1 it is the
 ring.
 
-`roots_of_unity` (any c >= N): every token carries all components, as complex numbers; node m is
-w^(m mod N) exp(i eps z_m), w an N-th root of unity, and the weight at hop h of token k its power
-N floor(h/N) + (-k mod N).
+`roots_of_unity` (any c >= N): every token carries all components, as complex numbers, two real ones
+in each; node m is w^(m mod N) exp(i eps z_m), w an N-th root of unity, and the weight at hop h of
+token k its power N floor(h/N) + (-k mod N).  Systems of c equations: encoding and decoding take
+c+N-1 and c multiplications for each value.
 
 `vandermonde`: every token carries all components, node m to the power of the hop.  Its condition
 grows as eps^-(c-1): for study, with few components.
@@ -100,6 +101,40 @@ class Code:
     def order(self) -> int:
         """The condition number grows as 1/eps to this power."""
         return -(-self.components // self.size) - 1
+
+    # ---- what a rank computes ----
+
+    @property
+    def groups(self) -> int:
+        """Sets of components that are encoded together: N, or one where a token carries all.
+
+        Component m is in group m modulo these, and token k carries group k modulo these.
+        """
+        return 1
+
+    @property
+    def width(self) -> int:
+        """Real numbers in one of a token."""
+        return 2 if np.iscomplexobj(self.nodes) else 1
+
+    def encoding(self, distance: int) -> Array:
+        """(visits, m) array: the m components of a group to what is added on each visit.
+
+        For a rank at a distance behind the start of the group's first token.
+        """
+        rows = []
+        for hop in range(self.rounds + 1):
+            token = (distance - hop) % self.size
+            row = self.row(token, hop)
+            rows.append(row if hop < self.size else row - self.row(token, hop - self.size))
+        return np.array(rows)
+
+    def decoding(self, distance: int) -> Array:
+        """(m, m) array: the equations of a group, in the order of the visits, to its components.
+
+        They are those of the last m visits.
+        """
+        return np.asarray(np.linalg.inv(self.system(distance)))
 
     # ---- weights ----
 
@@ -251,17 +286,19 @@ class Perturbed(Code):
 
     # ---- what a rank computes ----
 
-    def encoding(self, distance: int) -> Array:
-        """(R+1, R) array: the components of a token to what is added on each visit.
+    @property
+    def groups(self) -> int:
+        return self.size
 
-        Its last row is not needed at the greatest distance, N-1, where R visits are enough.
-        """
+    def encoding(self, distance: int) -> Array:
+        """(R+1, R) array; (R, R) at the greatest distance, N-1, where R visits are enough."""
         x, n = self.token_nodes, self.per_token
-        rows = [np.ones(n)] + [x ** (p - 1) * (self.eps * self.spread) for p in range(1, n + 1)]
+        visits = n + (distance < self.size - 1)
+        rows = [np.ones(n)] + [x ** (p - 1) * (self.eps * self.spread) for p in range(1, visits)]
         return np.array(rows) * self.scales[0][:, distance]
 
     def decoding(self, distance: int) -> Array:
-        """(R, R) array: equations of a token, in the order of the visits, to its components.
+        """(R, R) array.
 
         The first equation is that of the second visit; at distance N-1 that of the first one.
         """
@@ -344,14 +381,23 @@ class Perturbed(Code):
 
 @dataclass(frozen=True)
 class RootsOfUnity(Code):
-    """All components in each token, as complex numbers."""
+    """All components in each token, as complex numbers.
+
+    Parameters
+    ----------
+    flipped : bool
+        Turn each node to the other side of its root, as in `Perturbed`.
+    """
+
+    flipped: bool = False
 
     @cached_property
     def nodes(self) -> Array:
         n = np.arange(self.components)
         shares = -(-(self.components - n % self.size) // self.size)  # how many have this root
         z = np.where(shares > 1, 2.0 * (n // self.size) / np.maximum(shares - 1, 1) - 1.0, 0.0)
-        return np.asarray(np.exp(1j * (2 * np.pi * (n % self.size) / self.size + self.eps * z)))
+        turn = -self.eps if self.flipped else self.eps
+        return np.asarray(np.exp(1j * (2 * np.pi * (n % self.size) / self.size + turn * z)))
 
     def exponent(self, token: int, hop: int) -> int:
         return self.size * (hop // self.size) + (-token) % self.size

@@ -6,7 +6,7 @@ from coded_ring_oracle import outputs, worst_error
 from simulated_wire import Clock, Network, run_all
 
 from mpiquant.coded import CodedExecution
-from mpiquant.collectives.coding import Perturbed, design
+from mpiquant.collectives.coding import Perturbed, RootsOfUnity, design
 from mpiquant.rate import Trace
 from mpiquant.stats import Stats
 
@@ -39,12 +39,15 @@ def test_as_many_components_as_ranks_are_a_ring(size, count):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
-@pytest.mark.parametrize("per_token", [2, 3])
+@pytest.mark.parametrize(
+    ("size", "components"),
+    [(size, n * size) for size in (2, 3, 4, 5, 8) for n in (2, 3)]
+    + [(2, 3), (3, 4), (3, 8), (4, 6), (5, 11), (8, 12)],
+)
 @pytest.mark.parametrize("in_place", [False, True])
-def test_error_is_as_expected(size, per_token, dtype, in_place):
-    found = design(size, per_token * size, dtype)
-    inputs = normals(size, 4000 * per_token * size // 3, dtype)
+def test_error_is_as_expected(size, components, dtype, in_place):
+    found = design(size, components, dtype)
+    inputs = normals(size, 4000 * components // 3, dtype)
     right = np.sum(inputs, axis=0, dtype=np.float64)
     before = [x.copy() for x in inputs]
     outs, _, _ = run(found.code, inputs, in_place=in_place)
@@ -56,9 +59,10 @@ def test_error_is_as_expected(size, per_token, dtype, in_place):
 
 @pytest.mark.parametrize("count", [*range(1, 20), 30, 31, 32, 33, 97, 1000])
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_any_count_is_summed(size, count):
+@pytest.mark.parametrize("kind", [Perturbed, RootsOfUnity])
+def test_any_count_is_summed(kind, size, count):
     """Also one that leaves components or whole tokens empty."""
-    code = Perturbed(size, 3 * size, 0.05)
+    code = kind(size, 3 * size, 0.05 if kind is Perturbed else 0.01)
     inputs = normals(size, count, np.float64)
     outs, _, _ = run(code, inputs, length=7)
     right = np.sum(inputs, axis=0)
@@ -75,6 +79,25 @@ def test_it_does_what_the_definition_says():
     expected = outputs(code, parts, np.float64).reshape(4, -1)
     # Both round at each hop, in another order: alike up to that, and not up to the bias only.
     np.testing.assert_allclose(outs, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("components", [5, 6, 9, 12])
+def test_components_of_complex_pairs_do_what_the_definition_says(components):
+    code = RootsOfUnity(4, components, 0.01)
+    inputs = normals(4, 2 * components * 50, np.float64)
+    outs, _, _ = run(code, inputs, length=17)
+    pairs = np.array(inputs).view(np.complex128).reshape(4, components, 50)
+    expected = outputs(code, pairs, np.float64).reshape(4, -1).view(np.float64)
+    np.testing.assert_allclose(outs, expected, atol=1e-8)
+
+
+def test_more_components_to_a_token_than_the_kernels_take():
+    size, per_token = 3, 10
+    code = Perturbed(size, per_token * size, 0.2)
+    inputs = [np.full(per_token * size * 30, rank + 1.0) for rank in range(size)]
+    outs, _, _ = run(code, inputs)
+    expected = outputs(code, np.array(inputs).reshape(size, -1, 30), np.float64).reshape(size, -1)
+    np.testing.assert_allclose(outs, expected, atol=1e-3)
 
 
 def test_the_own_contribution_is_exact_and_others_are_nearly():
@@ -106,15 +129,19 @@ def test_what_lasts_has_a_small_error_over_two_calls(balanced):
     assert other < 5 * eps * same
 
 
-@pytest.mark.parametrize(("size", "per_token"), [(2, 2), (4, 1), (4, 2), (4, 3), (5, 4)])
-def test_rounds_bytes_and_memory_are_those_of_the_code(size, per_token):
-    code = Perturbed(size, per_token * size, 0.1)
-    count = 64 * code.components
+@pytest.mark.parametrize(
+    "code",
+    [Perturbed(size, n * size, 0.1) for size, n in ((2, 2), (4, 1), (4, 2), (4, 3), (5, 4))]
+    + [RootsOfUnity(size, c, 0.1) for size, c in ((2, 3), (4, 4), (4, 5), (5, 13))],
+)
+def test_rounds_bytes_and_memory_are_those_of_the_code(code):
+    size, count = code.size, 64 * code.components
     outs, stats, executions = run(code, normals(size, count), length=64)
     for out, of, execution in zip(outs, stats, executions, strict=True):
         assert of.messages == code.rounds
         assert of.wire_bytes == code.rate * out.nbytes
-        beside = {id(b): b.nbytes for t in execution.tokens for b in t.blocks if b.base is not out}
+        blocks = [block for group in execution.groups for block in group.blocks]
+        beside = {id(b): b.nbytes for b in blocks if b.base is not out}
         assert sum(beside.values()) <= out.nbytes * size / code.components
 
 

@@ -58,7 +58,7 @@ def test_a_rank_meets_every_token_often_enough():
     for size in range(2, 7):
         for per_token in range(1, 4):
             for rank in range(size):
-                steps = visits(rank, size, per_token * size)
+                steps = visits(rank, size, per_token * size, size)
                 assert sum(v.sent for v in steps) == per_token * size + size - 2
                 assert [v.received for v in steps] == [False] + [True] * (len(steps) - 1)
                 for token in range(size):
@@ -68,13 +68,15 @@ def test_a_rank_meets_every_token_often_enough():
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 7, 16, 17, 100, 101])
-def test_layout_covers_each_element_once(count):
-    layout = Layout(count, 4, 8)
+@pytest.mark.parametrize(("groups", "width"), [(4, 1), (1, 2)])
+def test_layout_covers_each_element_once(count, groups, width):
+    layout = Layout(count, 8, groups, width)
     elements = np.concatenate([np.arange(count)[layout.present(m)] for m in range(8)])
     np.testing.assert_array_equal(elements, np.arange(count))
     for m in range(8):
-        part = layout.present(m)
-        assert part.stop - part.start <= layout.token_length(m % 4)
+        part, length = layout.present(m), layout.group_length(m % groups)
+        assert part.stop - part.start <= length
+        assert length % width == 0
 
 
 # ---- weights ----
