@@ -80,7 +80,9 @@ typedef struct {
      An output may be one of the inputs, and none may overlap in another way.                     \
      1 <= columns <= MPQ_MIX_MAX, rows at most one more. */                                       \
   int (*mix_##S)(const REAL *const *in, int columns, REAL *const *out, int rows,                  \
-                 const double *matrix, int64_t n);
+                 const double *matrix, int64_t n);                                                \
+  /* x += addend. */                                                                              \
+  int (*add_##S)(const REAL *addend, int64_t n, REAL *x);
 
 typedef struct {
   const char *name; /* "baseline", "avx2", "avx512" */

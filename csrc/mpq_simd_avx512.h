@@ -7,6 +7,7 @@
 #include "mpq_random.h"
 
 #define MPQ_VECTOR_NBYTES 64
+#define MPQ_MIX_VECTORS 4
 #define MPQ_INLINE static inline __attribute__((always_inline))
 
 typedef __m512i lanes; /* 16 int32 */

@@ -6,6 +6,10 @@
 
 typedef double mpq_mix_vector __attribute__((vector_size(64)));
 
+#ifndef MPQ_MIX_VECTORS
+#define MPQ_MIX_VECTORS 1 /* as many of each block as the registers hold */
+#endif
+
 #define REAL float
 #define WORD uint32_t
 #define SIGN_BIT UINT32_C(0x80000000)
@@ -43,7 +47,7 @@ typedef double mpq_mix_vector __attribute__((vector_size(64)));
 #define MPQ_ENTRIES(S)                                                                            \
   .encode_##S = encode_##S, .decode_##S = decode_##S, .decode_add_##S = decode_add_##S,           \
   .hop_##S = hop_##S, .to_half_##S = to_half_##S, .from_half_##S = from_half_##S,                 \
-  .to_bfloat_##S = to_bfloat_##S, .from_bfloat_##S = from_bfloat_##S, .mix_##S = mix_##S
+  .to_bfloat_##S = to_bfloat_##S, .from_bfloat_##S = from_bfloat_##S, .mix_##S = mix_##S, .add_##S = add_##S
 
 const mpq_kernels MPQ_JOIN(mpq_kernels_, MPQ_ISA_NAME) = {
     .name = MPQ_STRING(MPQ_ISA_NAME), MPQ_ENTRIES(f32), MPQ_ENTRIES(f64)};

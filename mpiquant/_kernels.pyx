@@ -89,6 +89,12 @@ cdef extern from "mpq.h" nogil:
         int (*mix_f64)(
             const double *const *, int, double *const *, int, const double *, int64_t
         ) noexcept nogil
+        int (*add_f32)(
+            const float *, int64_t, float *
+        ) noexcept nogil
+        int (*add_f64)(
+            const double *, int64_t, double *
+        ) noexcept nogil
 
     const mpq_kernels *mpq_find_kernels(const char *name)
     int64_t mpq_segment_nbytes(int64_t n, const mpq_format *format, int64_t scale_nbytes)
@@ -364,6 +370,18 @@ def mix(matrix, sources, outs):
         else:
             kernels.mix_f64(<const double *const *> ins, columns, <double *const *> results, rows,
                             m, n)
+
+
+def add(wire, x):
+    """x += the values on a wire, as many as x has."""
+    cdef _Buffer bx = _reals(x, True, "x")
+    cdef int64_t n = _count(bx)
+    cdef _Buffer bw = _bytes(wire, False, bx.view.len, "wire")
+    with nogil:
+        if bx.kind == c"f":
+            kernels.add_f32(<const float *> bw.view.buf, n, <float *> bx.view.buf)
+        else:
+            kernels.add_f64(<const double *> bw.view.buf, n, <double *> bx.view.buf)
 
 
 use_isa(os.environ.get("MPIQUANT_ISA", "auto"))

@@ -59,7 +59,7 @@ class _Group:
             self.sources.append(block)
             self.blocks.append(block)
             self.short.append((out[part], block[: part.stop - part.start]))
-        self.blocks += np.empty((len(self.encoding) - len(self.blocks), n), out.dtype)
+        self.blocks.extend(np.empty((len(self.encoding) - len(self.blocks), n), out.dtype))
 
     def encode(self, part: slice) -> None:
         """Components to what is added on each visit."""
@@ -69,12 +69,6 @@ class _Group:
         """What was seen on the last visits to components."""
         blocks, count = [b[part] for b in self.blocks], len(self.sources)
         mix(self.decoding, blocks[-count:], blocks[:count])
-
-
-def hop(values: Array, token: Bytes) -> None:
-    """Add a token that came to what is added on this visit."""
-    with np.errstate(all="ignore"):  # as MPI: who sums infinities sees it in the result
-        np.add(values, token.view(values.dtype), out=values)
 
 
 MIX_NBYTES = 256 << 10
@@ -234,7 +228,7 @@ class CodedExecution(Runner):
             self._spent("encode", "encode token", begin)
         values = group.blocks[piece.visit.number][part]
         if buffer is not None:
-            hop(values, buffer)
+            _kernels.add(buffer, values)
         if piece.visit.sent:
             self._send(piece, values)
         self._close(piece)

@@ -22,7 +22,6 @@ import measure
 from coded_ring_oracle import outputs, worst_error
 
 from mpiquant import _kernels
-from mpiquant.coded import hop
 from mpiquant.collectives.coding import Perturbed, RootsOfUnity, design
 
 TABLE = {  # c / N: eps, error and condition number in float32; eps and error in float64
@@ -223,7 +222,7 @@ def kernels(claims: Claims) -> None:
 def _hop_over_add(dtype: Any) -> float:
     values, token = np.ones((2, HOP), dtype)
     wire = token.view(np.uint8)
-    return _times_as_fast(lambda: np.add(values, token, out=values), lambda: hop(values, wire))
+    return _times_as_fast(lambda: np.add(values, token, out=values), lambda: _kernels.add(wire, values))
 
 
 def _against_copy(matrix: Any, sources: list[Any], outs: list[Any]) -> float:

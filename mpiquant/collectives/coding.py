@@ -503,6 +503,9 @@ def design(
 
 MOST_PER_TOKEN = 8
 
+LARGEST_CONDITION = 1e12
+"""About where the search for eps begins: float64 could not solve much worse systems."""
+
 
 def _fewest_bytes(
     size: int, dtype: DTypeLike, cond_max: float | None, error_max: float, balanced: bool
@@ -524,7 +527,9 @@ def _least_error(make: Callable[[float], Code], dtype: DTypeLike, cond_max: floa
     if first.order == 0:
         return _described(make(0.0), dtype)
     least = 0.0 if cond_max is None else _eps_of_condition(make, cond_max)
-    grid = [eps for eps in np.geomspace(1e-10, 0.5, 60) if eps > least]
+    lowest = LARGEST_CONDITION ** (-1 / first.order)
+    count = round(math.log2(0.5 / lowest)) + 1
+    grid = [eps for eps in np.geomspace(lowest, 0.5, count) if eps > least]
     errors = [make(eps).error(dtype) for eps in grid]
     if not grid:
         return _described(make(least), dtype)

@@ -35,7 +35,7 @@ def test_components_are_what_was_asked_for(comm, per_token, more):
         x, "mean", comm=comm, algorithm="cerar", components=c, stats=True
     )
     with together(comm):
-        np.testing.assert_allclose(found, 1, rtol=2e-2)
+        np.testing.assert_allclose(found, 1, rtol=0.1 if more else 2e-2)
         if comm.size > 1:
             assert stats.wire_bytes == x.nbytes * (c + comm.size - 2) / c
 
@@ -89,7 +89,7 @@ def test_ranks_that_ask_for_other_codes_disagree(comm):
     [
         ({"codec": "q4"}, "takes no codec"),
         ({"feedback": mpiquant.ErrorFeedback()}, "takes no feedback"),
-        ({"components": 1}, "as many or more are needed"),
+        ({"components": 1}, "components is 1"),
         ({"cond_max": 1.5}, "condition number"),
     ],
 )

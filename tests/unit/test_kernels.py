@@ -310,3 +310,22 @@ def test_mix_checks_its_arguments():
         k.mix(matrix, [x, x[:3]], [x])
     with pytest.raises(TypeError, match="format"):
         k.mix(matrix, [x, x.astype(np.float64)], [x])
+
+
+# ---- add ----
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_add_is_numpys(dtype):
+    rng = np.random.default_rng(0)
+    for n in (0, 1, 7, 100, 1003):
+        x, y = rng.standard_normal((2, n)).astype(dtype)
+        if n:
+            x[0] = y[0] = np.finfo(dtype).max
+            x[-1] = np.nan
+        with np.errstate(over="ignore"):
+            expected = x + y
+        k.add(np.concatenate([[0], y.view(np.uint8)]).astype(np.uint8)[1:], x)  # at any address
+        np.testing.assert_array_equal(x, expected)
+    with pytest.raises(ValueError, match="expected 8"):
+        k.add(np.zeros(9, np.uint8), np.ones(8 // np.dtype(dtype).itemsize, dtype))
