@@ -23,6 +23,7 @@ from coded_ring_oracle import outputs, worst_error
 
 from mpiquant import _kernels
 from mpiquant.collectives.coding import Perturbed, RootsOfUnity, design
+from mpiquant.execute import WINDOW
 
 TABLE = {  # c / N: eps, error and condition number in float32; eps and error in float64
     2: (3e-4, 2.3e-4, 6.7e3, 1e-8, 1.3e-8),
@@ -244,6 +245,14 @@ def _times_as_fast(ours: Callable[[], Any], theirs: Callable[[], Any]) -> float:
     return float(np.median(ratios[1:]))
 
 
+def memory(claims: Claims) -> None:
+    """A call's memory beside its arrays: N components, and receives of a segment each."""
+    for row in rows_on_ranks(4, "cerar_ranks.py", "memory"):
+        name = f"4 ranks, 64 MiB, c = {row['components']}: memory beside the arrays"
+        claims.report(f"{name}, times the array", row["array"])
+        claims.at_most(f"{name} and N components, in segments", row["segments"], WINDOW)
+
+
 # ---- training ----
 
 
@@ -278,6 +287,7 @@ PARTS = {
     "lasting": lasting,
     "precision": precision,
     "kernels": kernels,
+    "memory": memory,
     "wire": wire,
     "training": training,
 }

@@ -1,12 +1,14 @@
 """The points of `make claims-cerar` that are measured on ranks.
 
 cerar_ranks.py wire MIB DTYPE REPEAT
+cerar_ranks.py memory
 cerar_ranks.py train SEEDS STEPS
 """
 
 from __future__ import annotations
 
 import sys
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,8 @@ LAST = 50
 """Steps that the final loss is the mean of."""
 
 DRIFT_EVERY = 25
+
+SEGMENT = 1 << 18
 
 
 def ways(dtype: str) -> dict[str, dict[str, Any]]:
@@ -65,6 +69,23 @@ def wire(mib: int, dtype: str, repeat: int) -> None:
         }
     times = alternate(functions, 1, repeat)
     point(**{name: {**facts[name], "ms": times[name] / 1e3} for name in facts})
+
+
+def memory() -> None:
+    """Most bytes that a call allocates beside its arrays, by what Python and NumPy tell."""
+    x = np.ones(16 << 20, np.float32)
+    out = np.empty_like(x)
+    for c in (2 * comm.size, 2 * comm.size + 1, 3 * comm.size):
+        options = {"algorithm": "cerar", "components": c, "segment": SEGMENT}
+        with mpiquant.options(**options):
+            mpiquant.Allreduce(x[:1000], out[:1000], comm=comm)  # imports, plans, channels
+            tracemalloc.start()
+            mpiquant.Allreduce(x, out, comm=comm)
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+        component = -(-x.size // c) * x.itemsize
+        beside = (peak - comm.size * component) / (SEGMENT * x.itemsize)
+        point(components=c, array=peak / x.nbytes, segments=max(comm.allgather(beside)))
 
 
 # ---- training ----
@@ -124,5 +145,7 @@ if __name__ == "__main__":
     what, *arguments = sys.argv[1:]
     if what == "wire":
         wire(int(arguments[0]), arguments[1], int(arguments[2]))
+    elif what == "memory":
+        memory()
     else:
         train(int(arguments[0]), int(arguments[1]))
