@@ -245,6 +245,21 @@ def _times_as_fast(ours: Callable[[], Any], theirs: Callable[[], Any]) -> float:
     return float(np.median(ratios[1:]))
 
 
+def rounds(claims: Claims) -> None:
+    """Messages and bytes, counted, for each kind of c; and the ring that c = N is."""
+    for size in (3, 4, 8):
+        for row in rows_on_ranks(size, "cerar_ranks.py", "rounds"):
+            c = row["components"]
+            name = f"{size} ranks, c = {c}"
+            expected = c + size - 2
+            claims.check(f"{name}: rounds", row["rounds"], f"{expected}", row["rounds"] == expected)
+            rate = expected / c
+            holds = math.isclose(row["sent"], rate, rel_tol=1e-12)
+            claims.check(f"{name}: bytes sent, times the array", row["sent"], f"{rate:.4g}", holds)
+            if c == size:
+                claims.at_most(f"{name}: away from the ring's sum", row["away"], 1e-15)
+
+
 def memory(claims: Claims) -> None:
     """A call's memory beside its arrays: N components, and receives of a segment each."""
     for row in rows_on_ranks(4, "cerar_ranks.py", "memory"):
@@ -287,6 +302,7 @@ PARTS = {
     "lasting": lasting,
     "precision": precision,
     "kernels": kernels,
+    "rounds": rounds,
     "memory": memory,
     "wire": wire,
     "training": training,

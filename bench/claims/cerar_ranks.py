@@ -1,6 +1,7 @@
 """The points of `make claims-cerar` that are measured on ranks.
 
 cerar_ranks.py wire MIB DTYPE REPEAT
+cerar_ranks.py rounds
 cerar_ranks.py memory
 cerar_ranks.py train SEEDS STEPS
 """
@@ -69,6 +70,19 @@ def wire(mib: int, dtype: str, repeat: int) -> None:
         }
     times = alternate(functions, 1, repeat)
     point(**{name: {**facts[name], "ms": times[name] / 1e3} for name in facts})
+
+
+def rounds() -> None:
+    """Messages and bytes of one-segment components; with c = N, how far the sum is from exact."""
+    size = comm.size
+    for c in (size, size + 1, 2 * size, 2 * size + 1, 3 * size):
+        x = np.random.default_rng(comm.rank).standard_normal(2 * 1000 * c)
+        exact, right = np.empty_like(x), np.empty_like(x)
+        mpiquant.Allreduce(x, exact, comm=comm, algorithm="ring")
+        options = {"algorithm": "cerar", "components": c, "stats": True}
+        stats = mpiquant.Allreduce(x, right, comm=comm, **options)
+        away = float(np.linalg.norm(right - exact) / np.linalg.norm(exact))
+        point(components=c, rounds=stats.messages, sent=stats.wire_bytes / x.nbytes, away=away)
 
 
 def memory() -> None:
@@ -145,7 +159,7 @@ if __name__ == "__main__":
     what, *arguments = sys.argv[1:]
     if what == "wire":
         wire(int(arguments[0]), arguments[1], int(arguments[2]))
-    elif what == "memory":
-        memory()
+    elif what in ("rounds", "memory"):
+        {"rounds": rounds, "memory": memory}[what]()
     else:
         train(int(arguments[0]), int(arguments[1]))
