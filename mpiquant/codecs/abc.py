@@ -28,10 +28,13 @@ class Codec(ABC):
         Whether `decode(encode(x))` may differ from x.
     adaptive : bool
         Whether each message chooses a codec of its own: then `encode` and `decode` do not exist.
+    sparse : bool
+        Whether it is a `Sparsifier`, which has messages of its own: nor do they then.
     """
 
     lossy: ClassVar[bool] = True
     adaptive: ClassVar[bool] = False
+    sparse: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -42,6 +45,11 @@ class Codec(ABC):
     def bits(self) -> float:
         """Bits per value on the wire, without scales."""
         return 8.0 * self.nbytes(1 << 20, np.dtype(np.float32)) / (1 << 20)
+
+    @property
+    def undivided(self) -> bool:
+        """Whether all arrays of a call go together, however long they are."""
+        return False
 
     @property
     def granule(self) -> int:

@@ -1,28 +1,34 @@
 """From what a user writes to a codec.
 
-Names are `exact`, `fp16`, `bf16`, `sign`, `ternary`, `q1` ... `q16`, `aqat`, and whatever third
-parties add: by `register`, or by an entry point of the group `mpiquant.codecs` that loads a
-function without arguments (a codec class will do).
+Names are `exact`, `fp16`, `bf16`, `sign`, `ternary`, `q1` ... `q16`, `aqat`, `top_k`, `threshold`,
+`random_k`, `block_random_k`, and whatever third parties add: by `register`, or by an entry point of
+the group `mpiquant.codecs` that loads a function (a codec class will do).  Parameters may follow,
+as in a codec's `spec`: `q4(block=64)`, `top_k(ratio=0.001,values=q8)`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from mpiquant.codecs.abc import Codec
 from mpiquant.codecs.aqat import AqatCodec
 from mpiquant.codecs.cast import BFloat16Codec, Float16Codec
 from mpiquant.codecs.identity import IdentityCodec
 from mpiquant.codecs.low_bit import LowBitCodec
+from mpiquant.codecs.random_k import BlockRandomKCodec, RandomKCodec
 from mpiquant.codecs.ternary import TernaryCodec
+from mpiquant.codecs.threshold import ThresholdCodec
+from mpiquant.codecs.top_k import TopKCodec
 from mpiquant.codecs.uniform import UniformCodec
 from mpiquant.typing import CodecLike
 
 EXACT = IdentityCodec()
 
-_makers: dict[str, Callable[[], Codec]] = {
+_makers: dict[str, Callable[..., Codec]] = {
     "exact": IdentityCodec,
     "fp16": Float16Codec,
     "bf16": BFloat16Codec,
@@ -32,10 +38,14 @@ _makers: dict[str, Callable[[], Codec]] = {
     "q2": partial(LowBitCodec, bits=2),
     **{f"q{bits}": partial(UniformCodec, bits=bits) for bits in range(3, 17)},
     "aqat": AqatCodec,
+    "top_k": TopKCodec,
+    "threshold": ThresholdCodec,
+    "random_k": RandomKCodec,
+    "block_random_k": BlockRandomKCodec,
 }
 
 
-def register(name: str, make: Callable[[], Codec]) -> None:
+def register(name: str, make: Callable[..., Codec]) -> None:
     """Add a codec under a name; ValueError if the name is taken."""
     if name in _makers:
         raise ValueError(f"codec name {name!r} is taken")
@@ -48,24 +58,68 @@ def names() -> tuple[str, ...]:
 
 
 @cache
-def _installed() -> dict[str, Callable[[], Codec]]:
+def _installed() -> dict[str, Callable[..., Codec]]:
     return {p.name: partial(_load, p) for p in entry_points(group="mpiquant.codecs")}
 
 
-def _load(point: EntryPoint) -> Codec:
-    codec: Codec = point.load()()
+def _load(point: EntryPoint, **parameters: Any) -> Codec:
+    codec: Codec = point.load()(**parameters)
     return codec
 
 
-def by_name(name: str) -> Codec:
-    """The codec of a name; ValueError naming all known ones if there is none."""
+def by_name(text: str) -> Codec:
+    """The codec of a name, with parameters or without.
+
+    Raises
+    ------
+    ValueError
+        If there is none, naming all known ones, or if it has no such parameters.
+    """
+    name, parameters = _parse(text)
     make = _makers.get(name) or _installed().get(name)
     if make is None:
         raise ValueError(f"unknown codec {name!r}; known are {', '.join(names())}")
-    codec = make()
+    try:
+        codec = make(**parameters)
+    except TypeError as error:
+        raise ValueError(f"codec {text!r}: {error}") from None
     if not isinstance(codec, Codec):
         raise TypeError(f"codec {name!r} made a {type(codec).__name__}, expected a Codec")
     return codec
+
+
+def split_names(text: str) -> list[str]:
+    """Names between commas, but for those in parentheses."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def _parse(text: str) -> tuple[str, dict[str, Any]]:
+    """`name(key=value,...)`: numbers as such, lengths a+b+c as tuples, `values` as a codec."""
+    name, opened, rest = text.partition("(")
+    if not opened:
+        return text, {}
+    if not rest.endswith(")") or "=" not in rest:
+        raise ValueError(f"codec {text!r}: expected name(key=value,...)")
+    pairs = (part.partition("=") for part in split_names(rest[:-1]))
+    return name, {key.strip(): _value(key.strip(), value.strip()) for key, _, value in pairs}
+
+
+def _value(key: str, text: str) -> Any:
+    if key == "values":
+        return by_name(text)
+    if key == "parts":
+        return tuple(int(length) for length in text.split("+"))
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def resolve(codec: CodecLike, name: str, shape: tuple[int, ...]) -> Codec:

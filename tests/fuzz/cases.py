@@ -18,6 +18,7 @@ from mpiquant import _agreement, _control, _kernels
 from mpiquant.codecs import LowBitCodec, TernaryCodec, UniformCodec, by_name
 from mpiquant.codecs._block import BlockCodec
 from mpiquant.codecs.aqat import LEVELS, codec_of
+from mpiquant.codecs.sparse_message import decode_message, encode_message
 from mpiquant.parts import HEADER_NBYTES, LAST, Assembly, Header, ends_of, read_part
 from mpiquant.pool import pool
 
@@ -42,7 +43,7 @@ class Finding(AssertionError):
 def run(seed: int, number: int, mutations: int = MUTATIONS) -> int:
     """One case: how many mutated messages were tried.
 
-    Every eighth is of headers, control messages and messages in parts.
+    Every eighth is of headers, control messages, messages in parts and sparse ones.
     """
     rng = np.random.default_rng([seed, number])
     if number % 8 == 7:
@@ -50,7 +51,8 @@ def run(seed: int, number: int, mutations: int = MUTATIONS) -> int:
             check_header(rng)
             check_control(rng)
             check_parts(rng)
-        return 3 * mutations
+            check_sparse(rng)
+        return 4 * mutations
     codec, dtype = COMBINATIONS[(number - number // 8) % len(COMBINATIONS)]
     check_codec(codec, dtype, rng, mutations)
     return mutations
@@ -426,3 +428,30 @@ def check_parts(rng: np.random.Generator) -> None:
             codec.decode(wire, out)
     except ValueError:
         return
+
+
+# ---- sparse messages ----
+
+SPARSE_VALUES = [by_name(name) for name in ("exact", "q8", "q1", "bf16")]
+
+
+def check_sparse(rng: np.random.Generator) -> None:
+    """A sparse message is refused with ValueError, or its positions lie in the array."""
+    total = int(rng.choice([1, 9, 300, 5000, 200_000]))
+    count = int(rng.integers(min(total, 500) + 1))
+    at = np.sort(rng.choice(total, count, replace=False))
+    codec = SPARSE_VALUES[rng.integers(len(SPARSE_VALUES))]
+    dtype = np.dtype(rng.choice([np.float32, np.float64]))
+    values = any_reals(rng, count, dtype.type) if count else np.zeros(0, dtype)
+    with np.errstate(all="ignore"):
+        wire = encode_message(at, values, total, codec)
+    data = np.asarray(spoil(wire, rng))
+    try:
+        with np.errstate(all="ignore"):
+            found, values, _ = decode_message(data, total, codec, dtype)
+    except ValueError:
+        return
+    if found.size != values.size or np.any(np.diff(found) <= 0):
+        raise Finding(f"{found.size} positions of {values.size} values, or not ascending")
+    if found.size and not 0 <= found[0] <= found[-1] < total:
+        raise Finding(f"positions {found[0]} to {found[-1]} of {total}")

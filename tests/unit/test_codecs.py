@@ -11,7 +11,9 @@ from mpiquant import codecs
 from mpiquant.codecs import Codec, LowBitCodec, UniformCodec, by_name
 from mpiquant.config import Options, current, reload_environment
 
-EVERY = [codec for codec in map(by_name, codecs.names()) if not codec.adaptive] + [
+WITH_A_FORMAT = [c for c in map(by_name, codecs.names()) if not c.adaptive and not c.sparse]
+EVERY = [
+    *WITH_A_FORMAT,
     UniformCodec(bits=5, rounding="stochastic", seed=2),
     UniformCodec(bits=4, block=48),
     LowBitCodec(bits=2, block=7),
