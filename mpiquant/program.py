@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 
 from mpiquant.codecs import EXACT, Codec
-from mpiquant.collectives import ALGORITHMS, Step, Transfer, chunk_bounds
+from mpiquant.collectives import ALGORITHMS, Step, Transfer, chunk_bounds, renamed
 
 Kind = Literal["allreduce", "reduce_scatter", "allgather"]
 
@@ -283,6 +283,7 @@ def compile_program(
     codec: Codec,
     dtype: np.dtype,
     length: int,
+    ranks: tuple[int, ...] | None = None,
 ) -> Program:
     """The program of one rank.
 
@@ -298,8 +299,12 @@ def compile_program(
     dtype : numpy.dtype
     length : int
         Elements of a segment; rounded down to whole granules of the codec, at least one.
+    ranks : tuple of int, optional
+        What the ranks of this program are called in its messages: those of a group.
     """
     steps, bounds = _steps(kind, algorithm, rank, size, count)
+    if ranks is not None:
+        steps = [renamed(step, ranks) for step in steps]
     compiler = _Compiler(steps, bounds, codec, dtype, length)
     for step in steps:
         compiler.add_step(step)

@@ -1,12 +1,13 @@
 """Algorithms as schedules: integers only, no MPI and no arrays."""
 
-from mpiquant.collectives import direct, halving_doubling, ring
-from mpiquant.collectives.schedule import Algorithm, Step, Transfer, chunk_bounds, own_part
+from mpiquant.collectives import direct, halving_doubling, parameter_server, ring
+from mpiquant.collectives.schedule import Algorithm, Step, Transfer, chunk_bounds, own_part, renamed
 
 ALGORITHMS: dict[str, Algorithm] = {
     "ring": ring,
     "halving_doubling": halving_doubling,
     "direct": direct,
+    "parameter_server": parameter_server,
 }
 ALIASES = {"hd": "halving_doubling"}
 CODED = "cerar"
@@ -15,11 +16,17 @@ CODED = "cerar"
 BROADCAST = "broadcast"
 """Whole arrays to everybody: not a schedule of its own, but a direct allgather and a local sum."""
 
+HIERARCHICAL = "hierarchical"
+"""A composition over groups of ranks (see `mpiquant.hierarchical`)."""
+
+GATHER, SPLIT = "sparse_allgather", "sparse_reduce_scatter"
+"""What sparsifiers with positions of each rank's own need (see `mpiquant.sparse`)."""
+
 
 def canonical(algorithm: str) -> str:
     """Full name of an algorithm; ValueError naming all if there is none."""
     name = ALIASES.get(algorithm, algorithm)
-    names = ("auto", "native", *ALGORITHMS, BROADCAST, CODED)
+    names = ("auto", "native", *ALGORITHMS, BROADCAST, HIERARCHICAL, CODED, GATHER, SPLIT)
     if name not in names:
         known = ", ".join((*names, *ALIASES))
         raise ValueError(f"unknown algorithm {algorithm!r}; known are {known}")
@@ -37,4 +44,5 @@ __all__ = [
     "canonical",
     "chunk_bounds",
     "own_part",
+    "renamed",
 ]

@@ -65,7 +65,8 @@ class Layout(NamedTuple):
     def group_length(self, group: int) -> int:
         """Elements of a group's tokens: those of its first component."""
         present = self.present(group)
-        return self.width * -(-(present.stop - present.start) // self.width)
+        elements: int = present.stop - present.start
+        return self.width * -(-elements // self.width)
 
     def present(self, component: int) -> slice:
         """Elements of a component that there are."""

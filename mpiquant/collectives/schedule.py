@@ -14,7 +14,8 @@ Within a step, a rank's sends read the state before the step's receives.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Protocol
 
@@ -35,6 +36,15 @@ class Step:
 
     sends: tuple[Transfer, ...] = ()
     recvs: tuple[Transfer, ...] = ()
+
+
+def renamed(step: Step, ranks: Sequence[int]) -> Step:
+    """A step of a group, whose rank i is rank ranks[i] of all."""
+
+    def of_all(transfers: tuple[Transfer, ...]) -> tuple[Transfer, ...]:
+        return tuple(replace(t, peer=ranks[t.peer]) for t in transfers)
+
+    return Step(of_all(step.sends), of_all(step.recvs))
 
 
 class Algorithm(Protocol):

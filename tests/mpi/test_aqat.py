@@ -46,8 +46,8 @@ def test_with_much_time_all_is_exact(comm, algorithm):
     with together(comm):
         np.testing.assert_array_equal(out, 2.0**comm.size - 1)
         if comm.size > 1:
-            assert stats.partial_bits == 32
-            assert stats.final_bits in (32, None)  # a folded rank sends no final sums
+            # A folded rank sends no final sums, and a server no partial ones.
+            assert {stats.partial_bits, stats.final_bits} - {None} == {32}
 
 
 def test_without_time_the_lowest_level_is_taken(comm):
@@ -152,5 +152,6 @@ def test_b32_final_bits_are_the_same_on_all_ranks_and_errors_within_their_bound(
     same = digests(comm, out)
     with together(comm):
         assert len(same) == 1
-        assert 4 <= stats.partial_bits <= 8
+        sent = [b for b in (stats.partial_bits, stats.final_bits) if b is not None]
+        assert 4 <= min(sent) <= max(sent) <= 8
         assert np.abs(out - right).max() <= (comm.size + 1) * most / (2 * 7)

@@ -338,6 +338,9 @@ def test_messages_and_bytes_of_the_algorithm_cards(algorithm, size):
         paired, folded = rank < 2 * (size - core), rank < 2 * (size - core) and rank % 2
         sent = 2 * (core - 1) / core * whole
         expected = 2 * (core - 1) * per_chunk
+        if algorithm == "parameter_server":
+            copies = size - 1 if rank == 0 else 1
+            sent, expected = copies * whole, copies * count // segment
         if folded:
             sent, expected = whole, core * per_chunk
         elif paired:
