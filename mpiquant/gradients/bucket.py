@@ -12,10 +12,11 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
-from mpiquant.codecs import Codec
+from mpiquant.codecs import Codec, Sparsifier
 from mpiquant.rate import Overlap
 from mpiquant.request import Request
 from mpiquant.stats import Stats
@@ -54,14 +55,16 @@ def plan_buckets(parameters: Sequence[Parameter], limit: int, ends: int) -> list
 
     Notes
     -----
-    Parameters of different dtypes or codecs never share a bucket.
+    Parameters of different dtypes or codecs never share a bucket; all of an undivided codec do.
     """
     backward = list(reversed(parameters))
     place = {parameter.name: i for i, parameter in enumerate(backward)}
     alike: dict[tuple[np.dtype, Codec], list[Parameter]] = {}
     for parameter in backward:
         alike.setdefault((parameter.dtype, parameter.codec), []).append(parameter)
-    buckets = [bucket for group in alike.values() for bucket in _split(group, limit, ends)]
+    buckets: list[list[Parameter]] = []
+    for (_, codec), group in alike.items():
+        buckets += [group] if codec.undivided else _split(group, limit, ends)
     return sorted(buckets, key=lambda bucket: place[bucket[-1].name])
 
 
@@ -157,9 +160,12 @@ class Bucket:
         first, last = self.parameters[0].name, self.parameters[-1].name
         return first if first == last else f"{first} to {last}"
 
-    @property
+    @cached_property
     def codec(self) -> Codec:
-        return self.parameters[0].codec
+        codec = self.parameters[0].codec
+        if isinstance(codec, Sparsifier):
+            return codec.of_parts(tuple(p.size for p in self.parameters))
+        return codec
 
     @property
     def most_bits(self) -> float:
