@@ -15,9 +15,11 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from hashlib import blake2b
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 from mpi4py import MPI
 
 from mpiquant import _control, trace
@@ -70,12 +72,17 @@ class CallLike(Protocol):
     def hear(self, sender: int, message: Question | Answer) -> None: ...
 
 
+Nodes: TypeAlias = tuple[tuple[int, ...], ...]
+"""Ranks by node, in ascending order."""
+
+
 class Channel:
     """Private duplicates of a communicator and the state of its calls."""
 
-    def __init__(self, comm: MPI.Intracomm, native: MPI.Intracomm) -> None:
+    def __init__(self, comm: MPI.Intracomm, native: MPI.Intracomm, nodes: Nodes) -> None:
         self.comm = comm
         self.native = native
+        self.nodes = nodes
         self.rank = comm.rank
         self.size = comm.size
         self.vendor = MPI.get_vendor()[0]
@@ -315,7 +322,8 @@ def _make_channel(comm: MPI.Intracomm, timeout: float | None) -> Channel:
         raise LifecycleError("an earlier first call on this communicator never ended")
     deadline = None if timeout is None else time.monotonic() + timeout
     # One after the other: two at once never end in some runs of Open MPI 5.
-    channel = Channel(_duplicate(comm, deadline), _duplicate(comm, deadline))
+    private, native = _duplicate(comm, deadline), _duplicate(comm, deadline)
+    channel = Channel(private, native, _nodes(comm, native, deadline))
     comm.Set_attr(_keyvals[0], channel)
     channels[comm.handle] = channel
     trace.active.set_rank(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
@@ -324,7 +332,26 @@ def _make_channel(comm: MPI.Intracomm, timeout: float | None) -> Channel:
 
 def _duplicate(comm: MPI.Intracomm, deadline: float | None) -> MPI.Intracomm:
     duplicate, request = comm.Idup()
-    _unfinished[comm.handle] = duplicate, request
+    _await_all(comm, request, duplicate, deadline)
+    return duplicate
+
+
+def _nodes(comm: MPI.Intracomm, native: MPI.Intracomm, deadline: float | None) -> Nodes:
+    """Ranks by node, which processors' names tell apart."""
+    name = blake2b(MPI.Get_processor_name().encode(), digest_size=8).digest()
+    mine, names = np.frombuffer(name, np.uint64).copy(), np.empty(comm.size, np.uint64)
+    _await_all(comm, native.Iallgather(mine, names), (mine, names), deadline)
+    ranks: dict[int, list[int]] = {}
+    for rank, each in enumerate(names):
+        ranks.setdefault(int(each), []).append(rank)
+    return tuple(map(tuple, ranks.values()))
+
+
+def _await_all(
+    comm: MPI.Intracomm, request: MPI.Request, kept: object, deadline: float | None
+) -> None:
+    """Wait for what all ranks must do at the first use of a communicator."""
+    _unfinished[comm.handle] = kept, request
     while not request.Test():
         os.sched_yield()
         if deadline is not None and time.monotonic() > deadline:
@@ -333,8 +360,7 @@ def _duplicate(comm: MPI.Intracomm, deadline: float | None) -> MPI.Intracomm:
                 f"{comm.size} ranks have come to it in time (MPI does not tell which)"
             )
     del _unfinished[comm.handle]
-    return duplicate
 
 
 _unfinished: dict[int, Any] = {}
-"""Duplications under way, by handle of the communicator: alive until they end, if ever."""
+"""What is under way for new channels, by communicator's handle: alive until it ends, if ever."""

@@ -192,10 +192,14 @@ def allreduce(
     comm : MPI.Intracomm, optional
         COMM_WORLD by default.
     codec : str, Codec or callable, optional
-        "exact", "fp16", "bf16", "q1" ... "q16", "sign", "ternary", "aqat", a codec object, or a
-        policy `name, shape -> codec`.  Default: that of `options` or MPIQUANT_CODEC; without any,
-        exact.
-    algorithm : {"auto", "native", "ring", "halving_doubling", "hd", "direct", "broadcast", "cerar"}
+        "exact", "fp16", "bf16", "q1" ... "q16", "sign", "ternary", "aqat", "top_k", "threshold",
+        "random_k", "block_random_k", one of these with parameters, as "top_k(ratio=0.001)", a codec
+        object, or a policy `name, shape -> codec`.  Default: that of `options` or MPIQUANT_CODEC;
+        without any, exact.
+    algorithm : str
+        "auto", "native", "ring", "halving_doubling" or "hd", "direct", "broadcast",
+        "parameter_server", "hierarchical", "cerar"; for sparsifiers "sparse_allgather" or
+        "sparse_reduce_scatter".
     out : array (or list or dict of them), optional
         Gets the result; may be x itself.
     name : str, optional

@@ -15,11 +15,11 @@ from mpiquant._agreement import plan_of
 from mpiquant._buffers import Entry
 from mpiquant._call import Call, Steps
 from mpiquant._comm import Channel
-from mpiquant.calls import Job
-from mpiquant.codecs import Codec
+from mpiquant.codecs import Codec, Sparsifier
 from mpiquant.collectives import own_part
 from mpiquant.config import Options
 from mpiquant.feedback import ErrorFeedback
+from mpiquant.job import Job, op_name
 from mpiquant.program import Kind
 from mpiquant.stats import Stats
 from mpiquant.typing import Array, BufSpec
@@ -83,7 +83,7 @@ def make_items(
     for entry, given in zip(entries, outs, strict=True):
         dtype, out = entry.array.dtype, None
         if reduced and dtype.kind == "b" and terms.op in (MPI.SUM, MPI.PROD, MPI.MAX, MPI.MIN):
-            raise TypeError(f"dtype {dtype} cannot be reduced by {calls.op_name(terms.op)}")
+            raise TypeError(f"dtype {dtype} cannot be reduced by {op_name(terms.op)}")
         whole = terms.mean and dtype.kind in "iu"
         work = np.dtype(np.float64) if whole else entry.work_dtype
         result = work if whole else dtype.newbyteorder("=")
@@ -102,13 +102,13 @@ def make_items(
 def make_buckets(items: list[Item], limit: int) -> list[list[Item]]:
     """Neighbours of one dtype and codec together, up to the limit in bytes."""
     groups: dict[tuple[np.dtype, Codec], list[list[Item]]] = {}
-    room: dict[tuple[np.dtype, Codec], int] = {}
+    room: dict[tuple[np.dtype, Codec], float] = {}
     for item in items:
         key = (item.work, item.codec)
         nbytes = item.count * item.work.itemsize
         if nbytes > room.get(key, -1):
             groups.setdefault(key, []).append([])
-            room[key] = limit
+            room[key] = math.inf if item.codec.undivided else limit
         groups[key][-1].append(item)
         room[key] -= nbytes
     return [bucket for buckets in groups.values() for bucket in buckets]
@@ -153,6 +153,8 @@ def _reduction(terms: Terms, bucket: list[Item], kind: Kind, name: str) -> Job:
     x, out = _bucket_buffers(bucket)
     rest = _with_residuals(terms, bucket, x)
     codec, given = bucket[0].codec, terms.codec_from_call
+    if isinstance(codec, Sparsifier):
+        codec = codec.of_parts(tuple(item.count for item in bucket))
     return Job(kind, name, x, out, rest, terms.op, terms.mean, codec, given, terms.measure)
 
 
@@ -233,7 +235,7 @@ def launch_buffers(terms: Terms, sendbuf: BufSpec, recvbuf: BufSpec) -> None:
             kind="allreduce",
             count=1,
             dtype="buffers",
-            op=calls.op_name(terms.op),
+            op=op_name(terms.op),
             codec=codecs.EXACT.spec,
             algorithm="native",
             segment=0,

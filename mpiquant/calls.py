@@ -7,7 +7,7 @@ agreed on with the other ranks and runs, on the schedules or natively.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 
 import numpy as np
@@ -18,15 +18,18 @@ from mpiquant._agreement import Plan, plan_of
 from mpiquant._call import Call, Steps
 from mpiquant._comm import Channel
 from mpiquant.adaptive import AdaptiveExecution
-from mpiquant.codecs import EXACT, AqatCodec, Codec
+from mpiquant.codecs import EXACT, AqatCodec, Codec, Sparsifier
 from mpiquant.codecs._block import mix_key
 from mpiquant.coded import CodedExecution
-from mpiquant.collectives import BROADCAST, CODED, canonical, own_part
+from mpiquant.collectives import BROADCAST, CODED, GATHER, HIERARCHICAL, SPLIT, canonical, own_part
 from mpiquant.collectives.coding import Code, Design, Perturbed, RootsOfUnity, design
 from mpiquant.config import Options
 from mpiquant.execute import Execution
-from mpiquant.plan import Choice, choose, segment_length
+from mpiquant.hierarchical import place_of, run_hierarchical, runs
+from mpiquant.job import Job, op_name
+from mpiquant.plan import Choice, choose, choose_across, choose_sparse, segment_length
 from mpiquant.program import Kind, Program, compile_program
+from mpiquant.sparse import SparseExchange
 from mpiquant.stats import Stats
 from mpiquant.typing import Array
 
@@ -39,61 +42,11 @@ blocking one, which is faster than its nonblocking one in some MPIs; below, the 
 during which we can see to other things."""
 
 
-SWAP_NBYTES = 64 << 10
-"""Up to this size two ranks swap their arrays, which costs less than MPI's reduction (two thirds of
-its time in shared memory, as much over a wire) and, with its tags, cannot mix up different calls.
-Longer messages between the same two may go in one direction at a time."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """One flat array to be reduced or gathered.
-
-    Attributes
-    ----------
-    kind : {"allreduce", "reduce_scatter", "allgather"}
-    name : str
-        For messages to the user, and agreed on by the ranks.
-    x : (n,) array
-        Input, in the dtype of the sums.
-    out : (m,) array
-        Output of the whole call: n elements, or n times the ranks for an allgather.
-    rest : array or None
-        With error feedback: a buffer of m elements with x plus the old residual (at the place of
-        this rank's part, for an allgather).
-    op : MPI.Op
-    mean : bool
-        Whether the caller will divide the sum: the ranks must agree on that.
-    codec : Codec
-    from_call : bool
-        Whether the codec was given with the call, rather than by the context or environment.
-    measured : bool
-        Whether the achieved error will be measured, which all ranks must do together.
-    """
-
-    kind: Kind
-    name: str
-    x: Array
-    out: Array
-    rest: Array | None
-    op: MPI.Op
-    mean: bool
-    codec: Codec
-    from_call: bool
-    measured: bool
-
-
-_OP_NAMES = (
-    *((MPI.SUM, "sum"), (MPI.PROD, "prod"), (MPI.MAX, "max"), (MPI.MIN, "min")),
-    *((MPI.LAND, "land"), (MPI.LOR, "lor"), (MPI.LXOR, "lxor")),
-    *((MPI.BAND, "band"), (MPI.BOR, "bor"), (MPI.BXOR, "bxor")),
-    *((MPI.MAXLOC, "maxl"), (MPI.MINLOC, "minl"), (MPI.REPLACE, "repl"), (MPI.NO_OP, "noop")),
-)
-
-
-def op_name(op: MPI.Op) -> str:
-    """At most four letters; "user" for all ops that users made."""
-    return next((name for known, name in _OP_NAMES if op == known), "user")
+SWAP_NBYTES, SHARED_SWAP_NBYTES = 64 << 10, 4 << 20
+"""Up to this size two ranks swap their arrays, on two nodes and on one: that takes less time than
+MPI's reduction (as much over a wire, two thirds to a quarter in shared memory) and, with its tags,
+cannot mix up different calls.  Long messages between two nodes may go in one direction at a time;
+longer ones in shared memory take as long as MPI's reduction."""
 
 
 def decide(job: Job, options: Options, size: int) -> Choice:
@@ -105,7 +58,7 @@ def decide(job: Job, options: Options, size: int) -> Choice:
     elif dtype.kind == "b":
         native_because = "booleans are MPI's"
     algorithm = canonical(options.algorithm)
-    if algorithm in (BROADCAST, CODED) and job.kind != "allreduce":
+    if algorithm in (BROADCAST, HIERARCHICAL, CODED) and job.kind != "allreduce":
         raise ValueError(f"a {job.kind} has no algorithm {algorithm!r}")
     if algorithm == CODED and dtype in (np.float32, np.float64) and native_because is None:
         return _coded(job)
@@ -115,8 +68,10 @@ def decide(job: Job, options: Options, size: int) -> Choice:
         exact_because = "no codec was given"
     elif not job.from_call and job.x.size < options.min_size:
         exact_because = f"fewer than min_size={options.min_size} elements"
+    if isinstance(job.codec, Sparsifier) and not (exact_because or native_because):
+        return _sparse(job, job.codec, algorithm, size)
     return choose(
-        "ring" if algorithm == CODED else algorithm,  # what is never coded
+        "ring" if algorithm in (CODED, GATHER, SPLIT) else algorithm,  # for what it cannot do
         size=size,
         wire_nbytes=0 if exact_because else job.codec.nbytes(job.out.size, dtype),
         exact_because=exact_because,
@@ -128,6 +83,14 @@ def _coded(job: Job) -> Choice:
     if job.from_call and job.codec.lossy:
         raise ValueError("algorithm 'cerar' sends plain numbers: it takes no codec")
     return Choice(CODED, False, "cerar was asked for")
+
+
+def _sparse(job: Job, codec: Sparsifier, algorithm: str, size: int) -> Choice:
+    if job.kind != "allreduce":
+        raise ValueError(f"a {job.kind} has no codec {codec.spec!r}")
+    if codec.shared:  # what carries its values is chosen with them
+        return Choice(algorithm, True, "all ranks send values at the same positions")
+    return choose_sparse(algorithm, size=size, drawn=codec.drawn)
 
 
 @lru_cache
@@ -157,26 +120,22 @@ def plan_for(
     job: Job, choice: Choice, options: Options, codec: Codec, channel: Channel, *, blocking: bool
 ) -> Plan:
     """What the ranks agree on for a job."""
-    native = choice.algorithm == "native"
-    segment = segment_length(
-        options.segment,
-        choice.algorithm,
-        codec,
-        job.x.dtype,
-        channel.vendor,
-        job.out.size // channel.size,
-    )
+    native, nbytes = choice.algorithm == "native", job.out.nbytes
+    swap = native and swaps(job.kind, job.op, nbytes, channel)
+    length = job.out.size // channel.size
+    args = (options.segment, choice.algorithm, codec, job.x.dtype, channel.vendor, length)
+    segment = 0 if codec.sparse else segment_length(*args)
     return plan_of(
         kind=job.kind,
         count=job.out.size,
         dtype=job.x.dtype.str,
         op="mean" if job.mean else op_name(job.op),
-        codec=codec.spec,
+        codec=job.within or codec.spec,
         algorithm=choice.algorithm,
         segment=segment,
         feedback=job.rest is not None,
         measured=job.measured,
-        blocking=native and blocking and job.out.nbytes >= BLOCKING_NBYTES,
+        blocking=native and blocking and not swap and nbytes >= BLOCKING_NBYTES,
         check=options.check,
         name=job.name,
     )
@@ -194,11 +153,13 @@ def collective(
         return _run_alone(job, stats)
     choice = decide(job, options, channel.size)
     codec = job.codec if choice.compress else EXACT
+    if isinstance(codec, Sparsifier) and codec.shared:
+        return (yield from _run_shared(job, call, codec, options, stats, blocking=blocking))
     found = None
     if choice.algorithm == CODED:
         found = coded_ring(options, channel.size, job.x.dtype)
         choice = replace(choice, reason=f"{choice.reason}: {_expected(found)}")
-    stats.chose(choice.algorithm, codec.spec, choice.reason)
+    stats.chose(choice.algorithm, job.within or codec.spec, choice.reason)
     if found is not None:
         choice = replace(choice, algorithm=str(found.code))  # all of it is agreed on
     plan = plan_for(job, choice, options, codec, channel, blocking=blocking)
@@ -207,8 +168,12 @@ def collective(
         return (yield from _run_native(job, call, stats))
     if found is not None:
         return (yield from _run_coded(job, call, found, stats, plan.segment))
+    if isinstance(codec, Sparsifier):
+        return (yield from _run_sparse(job, call, codec, choice.algorithm, stats))
     if choice.algorithm == BROADCAST:
         return (yield from _run_broadcast(job, call, codec, options, stats))
+    if choice.algorithm == HIERARCHICAL:
+        return (yield from _run_hierarchical(job, call, codec, options, stats))
     program = compile_program(
         job.kind,
         choice.algorithm,
@@ -298,6 +263,45 @@ def _run_coded(job: Job, call: Call, found: Design, stats: Stats, segment: int) 
     return False
 
 
+def _run_sparse(
+    job: Job, call: Call, codec: Sparsifier, algorithm: str, stats: Stats
+) -> Steps[bool]:
+    exchange = SparseExchange(job, call, codec, stats)
+    call.opened = True
+    yield from call.finish_agreement()
+    return (yield from exchange.run(algorithm))
+
+
+def _run_shared(
+    job: Job, call: Call, codec: Sparsifier, options: Options, stats: Stats, *, blocking: bool
+) -> Steps[bool]:
+    """Add up the values at positions that all ranks choose alike, as an array of their own."""
+    begin = time.perf_counter()
+    source = job.x if job.rest is None else job.rest
+    at = codec.positions(source, mix_key(call.seq))
+    x = source[at]
+    lossy = job.rest is not None and codec.values.lossy
+    values = replace(
+        job,
+        x=x,
+        out=np.empty_like(x),
+        rest=x.copy() if lossy else None,
+        codec=codec.values,
+        from_call=True,
+        within=codec.spec,
+    )
+    stats.encode_s += time.perf_counter() - begin
+    nonfinite = yield from collective(values, call, options, stats, blocking=blocking)
+    begin = time.perf_counter()
+    job.out[...] = 0
+    job.out[at] = values.out
+    if job.rest is not None:
+        job.rest[at] = 0 if values.rest is None else values.rest
+        nonfinite = nonfinite or not np.all(np.isfinite(values.out))
+    stats.decode_s += time.perf_counter() - begin
+    return nonfinite
+
+
 def _run_broadcast(
     job: Job, call: Call, codec: Codec, options: Options, stats: Stats
 ) -> Steps[bool]:
@@ -320,6 +324,42 @@ def _run_broadcast(
     if job.rest is not None and rest is not None:
         job.rest[...] = rest[own_part(rows.size, rank, size)]
     return nonfinite
+
+
+def _run_hierarchical(
+    job: Job, call: Call, codec: Codec, options: Options, stats: Stats
+) -> Steps[bool]:
+    """Exactly within nodes, with the codec across them."""
+    assert call.plan is not None
+    yield from call.finish_agreement()
+    call.opened = True
+    length, nodes = options.ranks_per_node, call.channel.nodes
+    place = place_of(call.channel.rank, runs(call.channel.size, length) if length else nodes)
+    rest, segment = job.rest, call.plan.segment
+    lost: list[tuple[slice, Array]] = []
+
+    def across(total: Array, lane: slice) -> Steps[None]:
+        part = replace(job, x=total, out=job.out[lane], rest=None if rest is None else total.copy())
+        if part.rest is not None:
+            lost.append((lane, part.rest))
+        if len(place.across) == 1:
+            np.copyto(part.out, total)
+            _settle_exact(part)
+            return
+        args = (place.across.index(call.channel.rank), len(place.across), total.size, codec)
+        way = choose_across(len(place.across), codec.nbytes(total.size, total.dtype))
+        program = compile_program("allreduce", way, *args, total.dtype, segment, place.across)
+        yield from _run_schedule(part, call, program, codec, options, stats)
+
+    yield from run_hierarchical(
+        call, place, job.x if rest is None else rest, job.out, stats, across
+    )
+    if rest is None:
+        return False
+    rest[...] = 0
+    for lane, residual in lost:
+        rest[lane] = residual
+    return not np.all(np.isfinite(job.out))
 
 
 def _run_native(job: Job, call: Call, stats: Stats) -> Steps[bool]:
@@ -346,7 +386,7 @@ def _reduce_native(call: Call, x: Array, out: Array, op: MPI.Op) -> Steps[None]:
     assert call.plan is not None
     comm = call.channel.native
     in_place = x.__array_interface__["data"] == out.__array_interface__["data"]
-    if swaps(call.plan, call.channel.size):
+    if swaps(call.plan.kind, op, out.nbytes, call.channel):
         got = np.empty_like(out) if in_place else out
         request = call.irecv(got.view(np.uint8), 1 - call.channel.rank)
         call.isend(x.view(np.uint8), 1 - call.channel.rank)
@@ -367,14 +407,10 @@ def _reduce_native(call: Call, x: Array, out: Array, op: MPI.Op) -> Steps[None]:
             yield from call.until_native(request, send, out)
 
 
-def swaps(plan: Plan, size: int) -> bool:
+def swaps(kind: str, op: MPI.Op, nbytes: int, channel: Channel) -> bool:
     """Whether two ranks exchange their arrays, of which each then makes the reduction itself."""
-    return (
-        size == 2
-        and plan.kind == "allreduce"
-        and plan.op != "user"
-        and plan.count * np.dtype(plan.dtype).itemsize <= SWAP_NBYTES
-    )
+    limit = SHARED_SWAP_NBYTES if len(channel.nodes) == 1 else SWAP_NBYTES
+    return channel.size == 2 and kind == "allreduce" and op.is_predefined and nbytes <= limit
 
 
 def finish_swap(call: Call, request: MPI.Request, x: Array, got: Array, op: MPI.Op) -> Steps[None]:

@@ -25,8 +25,8 @@ class Options:
     codec : str, Codec, policy or None
         None: nothing is compressed.
     algorithm : str
-        "auto", "native", "ring", "halving_doubling" ("hd"), "direct", "broadcast"
-        or "cerar".
+        "auto", "native", "ring", "halving_doubling" ("hd"), "direct", "broadcast",
+        "parameter_server", "hierarchical", "cerar", "sparse_allgather" or "sparse_reduce_scatter".
     min_size : int
         A codec that comes from the context or the environment, not from the call itself, leaves
         arrays (fused buckets, for lists and dicts) of fewer elements exact: they gain nothing, and
@@ -50,6 +50,9 @@ class Options:
         When it shall end, on the clock of `time.perf_counter`; goes before budget_s.
     progress : {"manual", "thread"}
         What moves nonblocking calls on: waits and tests only, or a thread as well.
+    ranks_per_node : int or None
+        With "hierarchical": so many ranks, one after the other, are a node; None: those on one
+        machine.
     components : int or None
         With "cerar": into how many components an array is cut, as many as ranks or more; None:
         twice as many, or as many as error_max allows.
@@ -68,6 +71,7 @@ class Options:
     budget_s: float | None = None
     deadline: float | None = None
     progress: str = "manual"
+    ranks_per_node: int | None = None
     components: int | None = None
     cond_max: float | None = None
     error_max: float | None = None
@@ -87,7 +91,13 @@ class Options:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {words}")
 
 
-LOWEST = (("min_size", 0), ("segment", 1), ("bucket_bytes", 1), ("components", 2))
+LOWEST = (
+    ("min_size", 0),
+    ("segment", 1),
+    ("bucket_bytes", 1),
+    ("components", 2),
+    ("ranks_per_node", 1),
+)
 CHECKS = ("first", "always", "never")
 PROGRESSES = ("manual", "thread")
 

@@ -23,6 +23,7 @@ from mpiquant._comm import HEADER_TAG, ROUNDS, Channel, data_tag, find_channel, 
 from mpiquant.buckets import Item, Terms
 from mpiquant.codecs import EXACT
 from mpiquant.config import Options, context, current, defaults
+from mpiquant.job import Job
 from mpiquant.typing import Array, CommLike
 
 TESTS, LIMIT_S = 20, 1e-3
@@ -235,14 +236,12 @@ def remember(terms: Terms, item: Item) -> None:
         or not (x.dtype == item.work == item.result and x.dtype.isnative)
     ):
         return
-    job = calls.Job(
-        "allreduce", terms.name, x, x, None, terms.op, terms.mean, item.codec, False, False
-    )
+    job = Job("allreduce", terms.name, x, x, None, terms.op, terms.mean, item.codec, False, False)
     choice = calls.decide(job, options, channel.size)
     if choice.algorithm != "native":
         return
     plan = calls.plan_for(job, choice, options, EXACT, channel, blocking=True)
-    swap = calls.swaps(plan, channel.size)
+    swap = calls.swaps(job.kind, job.op, x.nbytes, channel)
     spellings: list[str | int] = ["mean"] if terms.mean else [terms.op.handle]
     if terms.op == MPI.SUM and not terms.mean:
         spellings.append("sum")

@@ -26,6 +26,8 @@ class Stats:
         known algorithm, since MPI does not tell.
     header_bytes : int
         Bytes of headers sent by this rank.
+    node_bytes : int
+        Payload bytes sent to ranks of the same node, by "hierarchical".
     raw_bytes : int
         What wire_bytes would be if nothing were compressed.
     encode_s, decode_s, native_s : float
@@ -53,6 +55,7 @@ class Stats:
     messages: int = 0
     wire_bytes: int = 0
     header_bytes: int = 0
+    node_bytes: int = 0
     raw_bytes: int = 0
     encode_s: float = 0.0
     decode_s: float = 0.0

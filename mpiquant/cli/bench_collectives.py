@@ -17,7 +17,7 @@ import numpy as np
 
 from mpiquant.cli import job
 from mpiquant.cli.bench_print import FORMATS, NATIVE, RING, Variant, printer_of
-from mpiquant.codecs import Codec, UniformCodec, by_name
+from mpiquant.codecs import Codec, UniformCodec, by_name, split_names
 from mpiquant.collectives import canonical
 from mpiquant.config import PROGRESSES
 
@@ -143,7 +143,7 @@ def check(arguments: argparse.Namespace) -> list[Variant]:
     if arguments.minbytes > arguments.maxbytes:
         raise job.UsageError(f"no size from {arguments.minbytes} to {arguments.maxbytes} bytes")
     arguments.datatype = ALIASES.get(arguments.datatype, arguments.datatype)
-    names, algorithms = arguments.codec.split(","), arguments.algo.split(",")
+    names, algorithms = split_names(arguments.codec), arguments.algo.split(",")
     try:
         codecs = {name: parse_codec(name) for name in names}
         algorithms = [canonical(name) for name in algorithms]

@@ -11,6 +11,7 @@ from mpiquant.codecs import (
     Codec,
     Float16Codec,
     LowBitCodec,
+    Sparsifier,
     TernaryCodec,
     UniformCodec,
 )
@@ -98,6 +99,8 @@ def plausible(
     error, noise = (squared / size) ** 0.5, count**-0.5
     if isinstance(codec, TernaryCodec):  # unbiased, but perhaps with an error of many times 1
         return bool(abs(product / size) <= 8 * error * noise)
+    if isinstance(codec, Sparsifier):  # without feedback: what was not sent, and no more
+        return bool(error <= 1 + 8 * noise)
     expected = expected_error(codec, terms)
     limit = (1 + expected) / 2 if expected <= 1 else 1.25 * expected
     return bool(error <= limit + 8 * noise)

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from mpiquant import __version__, _kernels
-from mpiquant.codecs import Codec, LowBitCodec, UniformCodec, by_name
+from mpiquant.codecs import Codec, LowBitCodec, Sparsifier, UniformCodec, by_name, split_names
+from mpiquant.codecs.sparse_message import decode_message, encode_message
 from mpiquant.execute import WINDOW
 from mpiquant.plan.segment import LENGTHS
 from mpiquant.program import cut
@@ -67,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     for isa in isas:
         _kernels.use_isa(isa)
         for dtype in arguments.dtypes.split(","):
-            for name in arguments.codecs.split(","):
+            for name in split_names(arguments.codecs):
                 for row in measure(_codec(name, arguments.block), dtype, arguments):
                     rows.append(row)
                     print(
@@ -92,7 +93,7 @@ def _plain(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _codec(name: str, block: int) -> Codec:
     """A codec by name; a trailing s asks for stochastic rounding."""
-    if name[:1] != "q":
+    if name[:1] != "q" or "(" in name:
         return by_name(name)
     bits = int(name[1:].rstrip("s"))
     if bits < 3:
@@ -107,9 +108,7 @@ def measure(codec: Codec, dtype: str, arguments: argparse.Namespace) -> Iterator
     count = int(arguments.size * 2**20) // np.dtype(dtype).itemsize
     x = np.random.default_rng(0).standard_normal(count, np.float32).astype(dtype)
     y = np.zeros_like(x)
-    granule = codec.granule
-    length = max(granule, arguments.segment // granule * granule)
-    for kernel, work in _kernels_of(codec, x, y, length, arguments.pool).items():
+    for kernel, work in _works(codec, x, y, arguments).items():
         ours, copy = _alternate(work, lambda: np.copyto(y, x), arguments.repeat)
         yield Row(
             kernel=kernel,
@@ -125,9 +124,44 @@ def measure(codec: Codec, dtype: str, arguments: argparse.Namespace) -> Iterator
         )
 
 
+def _works(
+    codec: Codec, x: Array, y: Array, arguments: argparse.Namespace
+) -> dict[str, Callable[[], object]]:
+    """What to time of a codec."""
+    if isinstance(codec, Sparsifier):
+        return _sparse_kernels(codec, x, y)
+    granule = codec.granule
+    length = max(granule, arguments.segment // granule * granule)
+    return _kernels_of(codec, x, y, length, arguments.pool)
+
+
+def _sparse_kernels(codec: Sparsifier, x: Array, y: Array) -> dict[str, Callable[[], object]]:
+    """Choosing positions; a message of them, the residual too; and adding it to a sum."""
+    rest = x.copy()
+
+    def message() -> Bytes:
+        at = codec.positions(x, 1)
+        values = x[at]
+        wire = encode_message(at, values, x.size, codec.values)
+        rest[at] = values
+        return wire
+
+    wire = message()
+
+    def decode_add() -> None:
+        at, values, _ = decode_message(wire, y.size, codec.values, y.dtype)
+        y[at] += values
+
+    return {
+        "select": lambda: codec.positions(x, 1),
+        "encode": message,
+        "decode_add": decode_add,
+    }
+
+
 def _kernels_of(
     codec: Codec, x: Array, y: Array, length: int, pool: int
-) -> dict[str, Callable[[], None]]:
+) -> dict[str, Callable[[], object]]:
     """What to time; `unfused` is the hop as decode, np.add and encode one after the other."""
     pieces = list(cut(0, x.size, length))
     wires, outs = (_wires(codec, pieces, x.dtype, pool) for _ in range(2))
@@ -174,7 +208,7 @@ def _wires(codec: Codec, pieces: list[tuple[int, int]], dtype: np.dtype, pool: i
 
 
 def _alternate(
-    first: Callable[[], None], second: Callable[[], object], repeat: int
+    first: Callable[[], object], second: Callable[[], object], repeat: int
 ) -> tuple[float, float]:
     """Median seconds of two functions, called in turn."""
     times: tuple[list[float], list[float]] = ([], [])

@@ -19,7 +19,7 @@ from mpiquant.cli import bench_calls
 from mpiquant.cli.bench_figures import bus_factor, overlap_percent
 from mpiquant.cli.bench_print import NATIVE, OverlapRow, Row, Variant
 from mpiquant.cli.bench_verify import Reference, make_data
-from mpiquant.codecs import EXACT, Codec
+from mpiquant.codecs import EXACT, Codec, Sparsifier
 from mpiquant.collectives import ALGORITHMS, own_part
 from mpiquant.config import current
 from mpiquant.plan import segment_length
@@ -196,8 +196,10 @@ def _traffic(
     codec = None if stats.codec == EXACT.spec else variant.codec
     sent = received = stats.wire_bytes + stats.header_bytes
     if stats.algorithm in ALGORITHMS:
-        place = (comm.rank, comm.size, count)
         used = codec or EXACT
+        if isinstance(codec, Sparsifier):  # its values are an array of their own
+            used, count = codec.values, codec.most(count)
+        place = (comm.rank, comm.size, count)
         vendor, chunk = MPI.get_vendor()[0], count // comm.size
         segment = segment_length(current().segment, stats.algorithm, used, work, vendor, chunk)
         args = (kind, stats.algorithm, *place, used, work, segment)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mpiquant.collectives import GATHER, SPLIT
+
 SMALL_WIRE_NBYTES = 64 << 10
 """Below this, a call's time is its number of steps, not its bytes."""
 
 MANY_RANKS = 16
 """Above this, a direct exchange floods the network with small messages."""
+
+FEW_RANKS = 3
+"""Up to here, sending all positions to all ranks is no more traffic than splitting the array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +68,42 @@ def choose(
     if size <= MANY_RANKS:
         return Choice("direct", True, "small: direct has the fewest steps and the smallest error")
     return Choice("halving_doubling", True, "small, many ranks: few steps and few messages")
+
+
+def choose_across(nodes: int, wire_nbytes: int) -> str:
+    """The algorithm among the nodes of a hierarchical call, each of which has so many bytes."""
+    kwargs = {"exact_because": None, "native_because": None}
+    return choose("auto", size=nodes, wire_nbytes=wire_nbytes, **kwargs).algorithm
+
+
+def choose_sparse(algorithm: str, *, size: int, drawn: bool) -> Choice:
+    """Choose for an array of which each rank sends values at positions of its own.
+
+    Parameters
+    ----------
+    algorithm : str
+        What the user asked for, canonical.
+    size : int
+        Ranks.
+    drawn : bool
+        Whether positions need not be sent, if each rank's values go to all ranks.
+
+    Raises
+    ------
+    ValueError
+        If the algorithm cannot add up such arrays.
+    """
+    if algorithm == "native":
+        return Choice("native", False, "native was asked for")
+    if algorithm in (GATHER, SPLIT):
+        return Choice(algorithm, True, f"{algorithm} was asked for")
+    if algorithm != "auto":
+        raise ValueError(
+            f"algorithm {algorithm!r} cannot add up values at each rank's own positions: "
+            f"use 'auto', {GATHER!r} or {SPLIT!r}"
+        )
+    if drawn:
+        return Choice(GATHER, True, "positions are drawn: each rank knows those of all others")
+    if size <= FEW_RANKS:
+        return Choice(GATHER, True, "few ranks: each gets all values")
+    return Choice(SPLIT, True, "its traffic does not grow with the ranks")

@@ -429,7 +429,7 @@ class _Working:
 
 def test_what_is_due_first_is_moved_on_first_and_in_between(comm, monkeypatch):
     clock, log = _Clock(), []
-    channel = Channel(comm, comm)
+    channel = Channel(comm, comm, (tuple(range(comm.size)),))
     monkeypatch.setattr(_comm, "time", clock)
     calls = (("late", 9.0, 0), ("later", math.inf, 2 * TURN_S))
     channel.running = [_Working(*call, clock, log) for call in calls]
