@@ -12,7 +12,7 @@ export OMP_NUM_THREADS := 1
 export OPENBLAS_NUM_THREADS := 1
 
 .PHONY: demo test test-unit test-mpich test-openmpi fuzz lint docs claims-main claims-runtime \
-  claims-lab claims-aqat claims-cerar peers study clean
+  claims-lab claims-aqat claims-cerar claims-sparse peers study clean
 
 demo: $(VENV)/mpich.demo
 	timeout 240 $(VENV)/mpich/bin/mpiexec -n 4 $(VENV)/mpich/bin/python -m mpi4py \
@@ -21,7 +21,7 @@ demo: $(VENV)/mpich.demo
 test: test-unit test-mpich test-openmpi
 
 test-unit: $(VENV)/mpich.test
-	$(VENV)/mpich/bin/python -m pytest -q tests/unit docs/examples
+	$(VENV)/mpich/bin/python -m pytest -q -n auto tests/unit docs/examples
 
 test-mpich test-openmpi: test-%: $(VENV)/%.test
 	$(VENV)/$*/bin/python tests/run_mpi.py
@@ -79,6 +79,10 @@ claims-aqat: $(VENV)/mpich.test $(VENV)/openmpi.test
 # The coded ring, against its formulas, the ring and MPI's own allreduce.
 claims-cerar: $(VENV)/mpich.demo $(VENV)/mpich.test
 	$(VENV)/mpich/bin/python bench/claims/cerar.py
+
+# Sparse sums, their costs, and training with them.
+claims-sparse: $(VENV)/mpich.demo $(VENV)/mpich.test
+	$(VENV)/mpich/bin/python bench/claims/sparse.py
 
 # Other allreduces, and our own at many sizes, rates and numbers of ranks, on emulated clusters;
 # the results go to bench/results.

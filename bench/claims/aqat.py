@@ -63,10 +63,10 @@ def on_hosts(
     replaying = replay.replaying(changes) if changes else contextlib.nullcontext()
     before = core_seconds()
     with replaying:
-        result, log = measure.script(mpi, hosts, *command, limit_s=180)
+        result, done = measure.script(mpi, hosts, *command, limit_s=180)
     busy, idle = core_seconds() - before
     if "-v" in sys.argv:
-        print(log, file=sys.stderr)
+        print(done.err, file=sys.stderr)
     result["busy"] = 100 * busy / (busy + idle)
     return result
 

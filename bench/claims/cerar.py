@@ -223,7 +223,9 @@ def kernels(claims: Claims) -> None:
 def _hop_over_add(dtype: Any) -> float:
     values, token = np.ones((2, HOP), dtype)
     wire = token.view(np.uint8)
-    return _times_as_fast(lambda: np.add(values, token, out=values), lambda: _kernels.add(wire, values))
+    return _times_as_fast(
+        lambda: np.add(values, token, out=values), lambda: _kernels.add(wire, values)
+    )
 
 
 def _against_copy(matrix: Any, sources: list[Any], outs: list[Any]) -> float:

@@ -12,18 +12,15 @@ import sys
 import tracemalloc
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _digits import train_digits
 from _on_ranks import alternate, comm, point
 
 import mpiquant
 
 RESYNC_EVERY = 50
-LAST = 50
-"""Steps that the final loss is the mean of."""
-
 DRIFT_EVERY = 25
 
 SEGMENT = 1 << 18
@@ -114,45 +111,16 @@ TRAININGS: dict[str, dict[str, Any]] = {
 
 def train(seeds: int, steps: int) -> None:
     """Train the digits network in each way, from the same parameters on the same batches."""
-    sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "examples"))
-    import digits
-    from networks import NETWORKS
-
-    data = digits.load("mnist")
-    net = NETWORKS["mlp"](data.side)
     for seed in range(seeds):
         for way, options in TRAININGS.items():
-            point(way=way, seed=seed, **one_training(net, data, seed, steps, options))
+            drifts: list[float] = []
 
+            def watch(step: int, params: Any, drifts: list[float] = drifts) -> None:
+                if step % DRIFT_EVERY == 0 or step == steps:
+                    drifts.append(max(mpiquant.parameter_drift(params).values()))
 
-def one_training(net: Any, data: Any, seed: int, steps: int, options: Any) -> dict[str, Any]:
-    """Final loss, accuracy and how far the ranks were apart meanwhile, for one seed."""
-    from train_mnist import RECIPES, Recipe, batches
-
-    recipe = Recipe(steps, RECIPES["mlp"].rate)
-    params = net.init(np.random.default_rng([seed, 0]))
-    sgd = mpiquant.SGD(params, recipe.rate, momentum=recipe.momentum)
-    optimizer = mpiquant.DistributedOptimizer(sgd, codec=None, progress="manual", **options)
-    losses, drifts = [], []
-    for step, batch in enumerate(batches(len(data.x_train), recipe, seed)):
-        optimizer.step()
-        if step % DRIFT_EVERY == 0:
-            drifts.append(max(mpiquant.parameter_drift(params).values()))
-        sgd.rate = recipe.rate * (1 - step / steps)
-        mine = batch[comm.rank :: comm.size]
-        shard = len(batch) / comm.size
-        loss, grads = net.loss_and_grads(params, data.x_train[mine], data.y_train[mine], shard)
-        losses.append(loss)
-        for name in reversed(params):
-            optimizer.ready(name, grads[name])
-    optimizer.step()
-    drifts.append(max(mpiquant.parameter_drift(params).values()))
-    hits = float(np.mean(net.predict(params, data.x_test) == data.y_test))
-    return {
-        "loss": comm.allreduce(float(np.mean(losses[-LAST:]))) / comm.size,
-        "accuracy": 100 * comm.allreduce(hits) / comm.size,
-        "drifts": drifts,
-    }
+            found = train_digits(seed, steps, {"codec": None, **options}, watch)
+            point(way=way, seed=seed, drifts=drifts, **found)
 
 
 if __name__ == "__main__":

@@ -101,17 +101,19 @@ def _with_facts(report: Report, mpi: str, rate: str, default: bool, done: launch
     return report
 
 
-def script(mpi: str, hosts: int, file: str, *arguments: str, limit_s: float) -> tuple[Any, str]:
-    """What a script of bench/claims prints last, as JSON, on a cluster that is up; and its errors.
+def script(
+    mpi: str, hosts: int, file: str, *arguments: str, limit_s: float, ppn: int = 1
+) -> tuple[Any, launch.Result]:
+    """What a script of bench/claims prints last, as JSON, on a cluster that is up; and its run.
 
     LabError if it fails.
     """
     python = str(launch.ROOT / ".venv" / mpi / "bin" / "python")
     command = [python, "-m", "mpi4py", str(launch.ROOT / "bench" / "claims" / file), *arguments]
-    done = launch.run(launch.Job(mpi, hosts, command, limit_s=limit_s))
+    done = launch.run(launch.Job(mpi, hosts, command, ppn, limit_s=limit_s))
     if done.code:
         raise LabError(f"code {done.code}: {done.out[-1000:]}\n{done.err[-3000:]}")
-    return json.loads(done.out.splitlines()[-1]), done.err
+    return json.loads(done.out.splitlines()[-1]), done
 
 
 def store(name: str, report: Report) -> None:
