@@ -238,10 +238,10 @@ def remember(terms: Terms, item: Item) -> None:
         return
     job = Job("allreduce", terms.name, x, x, None, terms.op, terms.mean, item.codec, False, False)
     choice = calls.decide(job, options, channel.size)
-    if choice.algorithm != "native":
+    swap = calls.swaps(job.kind, job.op, x.nbytes, channel)
+    if choice.algorithm != "native" or (swap and x.nbytes > calls.WHOLE_NBYTES):
         return
     plan = calls.plan_for(job, choice, options, EXACT, channel, blocking=True)
-    swap = calls.swaps(job.kind, job.op, x.nbytes, channel)
     spellings: list[str | int] = ["mean"] if terms.mean else [terms.op.handle]
     if terms.op == MPI.SUM and not terms.mean:
         spellings.append("sum")

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 import mpiquant
 from mpiquant._comm import channel_of
-from mpiquant.calls import BLOCKING_NBYTES, SWAP_NBYTES
+from mpiquant.calls import BLOCKING_NBYTES, PIECE_NBYTES, SWAP_NBYTES, WHOLE_NBYTES
 
 pytestmark = pytest.mark.mpi
 
@@ -115,3 +115,20 @@ def test_a_rank_that_differs_is_named_on_the_short_way(comm):
             got = mpiquant.allreduce(values(comm.rank, pair[0]), comm=comm)
             with together(comm):
                 np.testing.assert_array_equal(got, reduced(comm, pair[0], np.sum))
+
+
+@pytest.mark.parametrize(
+    "nbytes", [WHOLE_NBYTES, WHOLE_NBYTES + 4, 3 * WHOLE_NBYTES + PIECE_NBYTES]
+)
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("op", ["sum", MPI.MAX])
+def test_two_ranks_of_a_node_swap_arrays_of_any_length(comm, nbytes, in_place, op):
+    x = values(comm.rank, nbytes // 4)
+    right = reduced(comm, x.size, np.sum if op == "sum" else np.max)
+    out = x if in_place else np.empty_like(x)
+    requests = [mpiquant.iallreduce(x, op, comm=comm)] if not in_place else []
+    mpiquant.allreduce(x, op, comm=comm, out=out)
+    with together(comm):
+        np.testing.assert_array_equal(out, right)
+        for request in requests:
+            np.testing.assert_array_equal(request.wait(), right)
