@@ -69,7 +69,9 @@ def _plots(reports: dict[str, dict[str, Any]]) -> Iterator[tuple[str, bytes]]:
         yield "speedup", _against_size(lines, label, lambda row: row.get("speedup"), level=1)
     if any(row.get("limit_ratio") for row in rows):
         label = "time / what the link allows"
-        yield "limit", _against_size(lines, label, lambda row: row.get("limit_ratio"), level=1)
+        # Small messages take a thousand times what a link allows; large ones little more.
+        of_limit: dict[str, Any] = {"log": True, "level": 1}
+        yield "limit", _against_size(lines, label, lambda row: row.get("limit_ratio"), **of_limit)
     if any(row.get("phases") for row in rows):
         yield "phases", _phases(lines)
 
