@@ -11,7 +11,7 @@ SOURCES := pyproject.toml setup.py mpiquant/_kernels.pyx $(wildcard csrc/*)
 export OMP_NUM_THREADS := 1
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: demo test test-unit test-mpich test-openmpi fuzz lint docs claims-main claims-runtime \
+.PHONY: demo test test-unit test-mpich test-openmpi test-torch fuzz lint docs claims-main claims-runtime \
   claims-lab claims-aqat claims-cerar claims-sparse peers study clean
 
 demo: $(VENV)/mpich.demo
@@ -61,6 +61,10 @@ lint: $(VENV)/mpich.lint
 
 docs: $(VENV)/mpich.docs
 	$(VENV)/mpich/bin/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
+# The PyTorch face; not a part of `make test`, for the size of PyTorch.
+test-torch: $(VENV)/torch.test
+	$(VENV)/torch/bin/python tests/run_mpi.py --tests torch --sizes 1,2,4
 
 # Every claim of the README, measured on this machine; nothing else should run meanwhile.
 claims-main: $(VENV)/mpich.demo $(VENV)/mpich.test $(VENV)/openmpi.test
@@ -114,7 +118,12 @@ $(VENV)/openmpi.test: $(VENV)/openmpi.built pyproject.toml
 	$(VENV)/openmpi/bin/python $(PIP) $(call extra,test)
 	touch $@
 
+# These versions of PyTorch are for the CPU here, and run on it elsewhere.
 $(VENV)/torch.made:
 	$(PYTHON) -m venv $(VENV)/torch
 	$(VENV)/torch/bin/python $(PIP) torch==2.13.0 numpy
+	touch $@
+
+$(VENV)/torch.test: $(VENV)/torch.made $(SOURCES)
+	$(VENV)/torch/bin/python $(PIP) --editable '.[mpich,torch,test]'
 	touch $@

@@ -88,6 +88,12 @@ class Request:
                 self._built.append(self._build(self._waited))
         return self._built[0]
 
+    @property
+    def error(self) -> BaseException | None:
+        """What a wait would raise behind its end; None before it, and if nothing went wrong."""
+        self._seen = True
+        return next((call.error for call in self._calls if call.error is not None), None)
+
     def __del__(self) -> None:
         if not getattr(self, "_seen", True) and self._calls:
             warnings.warn(

@@ -1,6 +1,6 @@
 """Runs tests/mpi under mpiexec: one launch per number of ranks, each with a time limit.
 
-usage: python tests/run_mpi.py [--sizes 1,2,3,4,5,8] [pytest arguments]
+usage: python tests/run_mpi.py [--tests mpi] [--sizes 1,2,3,4,5,8] [pytest arguments]
 
 Uses the mpiexec beside the running Python and stops at the first failing launch.
 """
@@ -33,11 +33,11 @@ def launcher(binaries: Path) -> tuple[list[str], dict[str, str]]:
     return [mpiexec, *options], environment
 
 
-def run(size: int, arguments: list[str]) -> int:
+def run(folder: str, size: int, arguments: list[str]) -> int:
     """Exit code of one launch; its whole process group is ended at the time limit."""
     command, environment = launcher(Path(sys.executable).parent)
     environment["MPIQUANT_TEST_SIZE"] = str(size)
-    tests = Path(__file__).parent / "mpi"
+    tests = Path(__file__).parent / folder
     pytest = [
         "-m",
         "mpi4py",
@@ -68,11 +68,12 @@ def run(size: int, arguments: list[str]) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tests", default="mpi", help="folder beside this file")
     parser.add_argument("--sizes", default="1,2,3,4,5,8")
     options, arguments = parser.parse_known_args()
     for size in map(int, options.sizes.split(",")):
         begin = time.monotonic()
-        code = run(size, arguments)
+        code = run(options.tests, size, arguments)
         print(f"-- {size} ranks: exit code {code}, {time.monotonic() - begin:.0f} s", flush=True)
         if code:
             return code

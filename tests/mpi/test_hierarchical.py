@@ -81,7 +81,7 @@ def test_what_crosses_the_network_is_that_of_one_rank(comm):
 def test_adaptive_bits_across_nodes(comm):
     x = np.random.default_rng(comm.rank).standard_normal(300_000).astype(np.float32)
     exact = comm.allreduce(x.astype(np.float64))
-    found, stats = run(comm, x, 1, codec="aqat", budget_s=0.05, stats=True)
+    found, stats = run(comm, x, 1, codec="aqat", budget_s=30.0, stats=True)
     with together(comm):
         assert np.linalg.norm(found - exact) < 0.5 * np.linalg.norm(exact)
         if comm.size > 1:

@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[2] / "mpiquant"
 
 # Each module may import those of its own line and of the lines below.
 LAYERS = (
-    ("cli",),
+    ("cli", "torch"),
     ("wrap", "gradients"),
     ("api",),
     ("quick",),
