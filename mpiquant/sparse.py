@@ -17,17 +17,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-from mpiquant import trace
 from mpiquant._call import Call, Steps
 from mpiquant.codecs import Sparsifier
 from mpiquant.codecs._block import mix_key
 from mpiquant.codecs.sparse_message import decode_message, encode_message
 from mpiquant.collectives import SPLIT, own_part
+from mpiquant.execute import Runner
 from mpiquant.job import Job
 from mpiquant.program import cut
 from mpiquant.stats import Stats
@@ -52,7 +52,7 @@ class _Part(NamedTuple):
         return slice(self.begin + own.start, self.begin + own.stop)
 
 
-class SparseExchange:
+class SparseExchange(Runner):
     """One sparse call on one rank.
 
     Parameters
@@ -65,7 +65,8 @@ class SparseExchange:
     """
 
     def __init__(self, job: Job, call: Call, codec: Sparsifier, stats: Stats) -> None:
-        self.job, self.call, self.codec, self.stats = job, call, codec, stats
+        super().__init__(call, stats)
+        self.job, self.call, self.codec = job, call, codec
         self.rank, self.size = call.channel.rank, call.channel.size
         self.sends: list[MPI.Request] = []
         self.nonfinite = False
@@ -86,6 +87,8 @@ class SparseExchange:
             yield from self.call.until(request)
         self.stats.raw_bytes += round(2 * (self.size - 1) / self.size * job.out.nbytes)
         self.stats.header_bytes += self.call.header_bytes
+        self.stats.encode_s += self.encode_s
+        self.stats.decode_s += self.decode_s
         return self.nonfinite
 
     # ---- what is sent ----
@@ -119,14 +122,6 @@ class SparseExchange:
         _add_at(total, at, values)
         self._spent("decode", "decode", begin)
         return nonfinite
-
-    def _spent(self, lane: Literal["encode", "decode"], name: str, begin: float) -> None:
-        end = time.perf_counter()
-        if lane == "encode":
-            self.stats.encode_s += end - begin
-        else:
-            self.stats.decode_s += end - begin
-        trace.active.span(lane, name, begin, end)
 
     # ---- the ways ----
 

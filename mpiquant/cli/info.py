@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpiquant import __version__, _kernels, codecs
-from mpiquant.collectives import ALGORITHMS
+from mpiquant.collectives import NAMES
 from mpiquant.config import Options, current
 
 
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
         ("instruction set", f"{_kernels.isa()} (of {', '.join(_kernels.available_isas())})"),
         *_mpi_rows(),
         ("codecs", ", ".join(codecs.names())),
-        ("algorithms", ", ".join(("native", *ALGORITHMS))),
+        ("algorithms", ", ".join(NAMES[1:])),
     ]
     options = current()
     changed = [

@@ -9,7 +9,7 @@ give the same bytes on every rank.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -111,3 +111,13 @@ class Codec(ABC):
 
     def __str__(self) -> str:
         return self.spec
+
+
+class WithoutFormat(Codec):
+    """A codec that chooses, of other codecs or of positions: its messages are not its own."""
+
+    def encode(self, *args: Any, **kwargs: Any) -> None:
+        raise TypeError(f"{self.spec!r} has no format of its own")
+
+    def decode(self, wire: Bytes, out: Array) -> bool:
+        raise TypeError(f"{self.spec!r} has no format of its own")

@@ -11,12 +11,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from mpiquant.codecs.abc import Codec
+from mpiquant.codecs.abc import Codec, WithoutFormat
 from mpiquant.codecs.identity import IdentityCodec
 from mpiquant.codecs.low_bit import LowBitCodec
 from mpiquant.codecs.uniform import UniformCodec
 from mpiquant.rate import Levels
-from mpiquant.typing import Array, Bytes
 
 EXACT_BITS = 32
 """Name of the level that sends the values themselves, of 64 bits too."""
@@ -33,7 +32,7 @@ def codec_of(bits: int) -> Codec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AqatCodec(Codec):
+class AqatCodec(WithoutFormat):
     """Widths that follow the time that is left.
 
     Parameters
@@ -91,20 +90,6 @@ class AqatCodec(Codec):
             return bits  # surely shorter
         smaller = codec_of(bits).nbytes(count, dtype) < count * dtype.itemsize
         return bits if smaller else EXACT_BITS
-
-    def encode(
-        self,
-        x: Array,
-        wire: Bytes,
-        *,
-        residual: Array | None = None,
-        stream: int = 0,
-        index: int = 0,
-    ) -> None:
-        raise TypeError("'aqat' chooses the codec of each message; it has no format of its own")
-
-    def decode(self, wire: Bytes, out: Array) -> bool:
-        raise TypeError("'aqat' chooses the codec of each message; it has no format of its own")
 
 
 @lru_cache

@@ -16,15 +16,15 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from mpiquant.codecs._block import mix_key
-from mpiquant.codecs.abc import Codec
+from mpiquant.codecs.abc import Codec, WithoutFormat
 from mpiquant.codecs.identity import IdentityCodec
-from mpiquant.typing import Array, Bytes
+from mpiquant.typing import Array
 
 Scope = Literal["layerwise", "global"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sparsifier(Codec):
+class Sparsifier(WithoutFormat):
     """Base of all sparsifiers; a subclass says which positions are sent.
 
     Parameters
@@ -118,20 +118,6 @@ class Sparsifier(Codec):
     def nbytes(self, count: int, dtype: np.dtype) -> int:
         """Bytes of the values that are sent, without their positions."""
         return self.values.nbytes(self.most(count), dtype)
-
-    def encode(
-        self,
-        x: Array,
-        wire: Bytes,
-        *,
-        residual: Array | None = None,
-        stream: int = 0,
-        index: int = 0,
-    ) -> None:
-        raise TypeError(f"{self.spec!r} chooses positions; it has no format of its own")
-
-    def decode(self, wire: Bytes, out: Array) -> bool:
-        raise TypeError(f"{self.spec!r} chooses positions; it has no format of its own")
 
     def _spec(self, name: str, **fields: object) -> str:
         shown = [f"{key}={value}" for key, value in fields.items()]

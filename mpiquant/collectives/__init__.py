@@ -23,12 +23,14 @@ GATHER, SPLIT = "sparse_allgather", "sparse_reduce_scatter"
 """What sparsifiers with positions of each rank's own need (see `mpiquant.sparse`)."""
 
 
+NAMES = ("auto", "native", *ALGORITHMS, BROADCAST, HIERARCHICAL, CODED, GATHER, SPLIT)
+
+
 def canonical(algorithm: str) -> str:
     """Full name of an algorithm; ValueError naming all if there is none."""
     name = ALIASES.get(algorithm, algorithm)
-    names = ("auto", "native", *ALGORITHMS, BROADCAST, HIERARCHICAL, CODED, GATHER, SPLIT)
-    if name not in names:
-        known = ", ".join((*names, *ALIASES))
+    if name not in NAMES:
+        known = ", ".join((*NAMES, *ALIASES))
         raise ValueError(f"unknown algorithm {algorithm!r}; known are {known}")
     return name
 
@@ -38,6 +40,10 @@ __all__ = [
     "ALIASES",
     "BROADCAST",
     "CODED",
+    "GATHER",
+    "HIERARCHICAL",
+    "NAMES",
+    "SPLIT",
     "Algorithm",
     "Step",
     "Transfer",
