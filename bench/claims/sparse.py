@@ -17,6 +17,7 @@ from _report import ROOT, Claims, rows_on_ranks, run_parts
 sys.path.insert(0, str(ROOT / "bench" / "lab"))
 import measure
 
+from mpiquant import SGD
 from mpiquant.codecs import BlockRandomKCodec, RandomKCodec, Sparsifier, ThresholdCodec, TopKCodec
 
 # ---- sums ----
@@ -39,13 +40,25 @@ def identity(claims: Claims) -> None:
 def selection(claims: Claims) -> None:
     """Choosing positions, on one core: gigabytes of the array a second; beside np.argpartition."""
     x = np.random.default_rng(0).standard_normal(1 << 24).astype(np.float32)
+    sgd = SGD({"w": np.zeros_like(x)}, rate=0.1, momentum=0.9)
+    update_s = _median(lambda: sgd.update("w", x), 5)
     for codec in (TopKCodec(), ThresholdCodec(), RandomKCodec(), BlockRandomKCodec()):
         claims.report(f"{_name(codec)} 1 %, 64 MiB float32: selection, GB/s", _speed(codec, x))
+        ratio = _median(lambda codec=codec: _encode(codec, x), 5) / update_s
+        claims.report(f"{_name(codec)} 1 %: encoding / an SGD update of as many values", ratio)
     top_k = _speed(TopKCodec(), x)
     claims.at_least("top_k 1 %: selection, GB/s", top_k, 1.0)
     k = TopKCodec().most(x.size)
     plain = x.nbytes / 1e9 / _median(lambda: np.argpartition(np.abs(x), -k), 3)
     claims.report("np.argpartition of magnitudes, GB/s", plain)
+
+
+def _encode(codec: Sparsifier, rest: Any) -> Any:
+    """What a rank does before it sends, but for the codec of the values."""
+    at = codec.positions(rest, 1)
+    values = rest[at]
+    rest[at] = values
+    return values
 
 
 def _speed(codec: Sparsifier, x: Any) -> float:

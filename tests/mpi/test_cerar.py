@@ -35,7 +35,7 @@ def test_components_are_what_was_asked_for(comm, per_token, more):
         x, "mean", comm=comm, algorithm="cerar", components=c, stats=True
     )
     with together(comm):
-        np.testing.assert_allclose(found, 1, rtol=0.1 if more else 2e-2)
+        np.testing.assert_allclose(found, 1, rtol=0.3 if more else 2e-2)
         if comm.size > 1:
             assert stats.wire_bytes == x.nbytes * (c + comm.size - 2) / c
 

@@ -173,7 +173,7 @@ def test_arrays_of_a_dict_keep_their_shares(comm):
 
 def test_sections(comm, monkeypatch):
     x = np.random.default_rng(comm.rank).integers(-50, 50, 1000).astype(np.float32)
-    for codec, algorithm in WAYS[:2] + WAYS[9:10]:
+    for codec, algorithm in WAYS[1:2] + WAYS[9:10]:  # others choose again, section by section
         monkeypatch.setattr(sparse, "SECTION", 1 << 27)
         key = {"comm": comm.Dup(), "codec": codec, "algorithm": algorithm}
         whole = mpiquant.allreduce(x, **key)
@@ -219,7 +219,9 @@ def test_ranks_with_other_sparsifiers_disagree(comm):
     private = comm.Dup()
     codec = RandomKCodec(seed=comm.rank)
     errors = raised(comm, lambda: mpiquant.allreduce(np.ones(5000), comm=private, codec=codec))
-    after = mpiquant.allreduce(np.ones(5000), comm=private, codec="top_k")
+    after = mpiquant.allreduce(
+        np.ones(5000), comm=private, codec="top_k", algorithm="sparse_allgather"
+    )
     with together(comm):
         assert all("seed=0" in error[1] for error in errors), errors
         assert np.count_nonzero(after) == 50
