@@ -45,6 +45,7 @@ class _Part(NamedTuple):
     at: Array
     """Positions, from `begin` on."""
     values: Array
+    """A copy, which what the codec loses replaces."""
 
     def range_of(self, peer: int, size: int) -> slice:
         """Elements whose sums a rank makes."""
@@ -100,7 +101,7 @@ class SparseExchange(Runner):
         values = source[at]
         self._spent("encode", "select", begin)
         for first, end in cut(0, source.size, SECTION):
-            inside = slice(*np.searchsorted(at, (first, end)))
+            inside = _within(at, first, end)
             yield _Part(first, end, at[inside] - first, values[inside])
 
     def _positions(self, source: Array, rank: int) -> Array:
@@ -126,7 +127,7 @@ class SparseExchange(Runner):
     # ---- the ways ----
 
     def _gather_all(self, part: _Part) -> Steps[None]:
-        job, values = self.job, part.values.copy()
+        job, values = self.job, part.values
         place = slice(part.begin, part.end)
         wire = self._encode(part.at, values, place)
         if job.rest is not None:
@@ -141,10 +142,9 @@ class SparseExchange(Runner):
         places = []
         for rank in range(self.size):
             at = self._positions(job.x, rank)
-            inside = slice(*np.searchsorted(at, (part.begin, part.end)))
-            places.append(at[inside] - part.begin)
+            places.append(at[_within(at, part.begin, part.end)] - part.begin)
         lengths = [codec.nbytes(at.size, dtype) for at in places]
-        wire, values = np.empty(lengths[self.rank], np.uint8), part.values.copy()
+        wire, values = np.empty(lengths[self.rank], np.uint8), part.values
         stream = mix_key(self.rank, self.call.seq, part.begin)
         codec.encode(values, wire, residual=values, stream=stream)
         if job.rest is not None:
@@ -157,10 +157,10 @@ class SparseExchange(Runner):
     def _split_and_gather(self, part: _Part) -> Steps[None]:
         job, rest = self.job, self.job.rest
         ranges = [part.range_of(peer, self.size) for peer in range(self.size)]
-        values, wires = part.values.copy(), []
+        values, wires = part.values, []
         for place in ranges:
             start = place.start - part.begin
-            inside = slice(*np.searchsorted(part.at, (start, place.stop - part.begin)))
+            inside = _within(part.at, start, place.stop - part.begin)
             wires.append(self._encode(part.at[inside] - start, values[inside], place))
         if rest is not None:
             rest[part.begin : part.end][part.at] = values
@@ -226,6 +226,11 @@ class SparseExchange(Runner):
             self._send(found[origin], right)
             yield from self.call.until_from(request, left)
         return found
+
+
+def _within(at: Array, begin: int, end: int) -> slice:
+    """Which of some ascending positions are begin ... end - 1."""
+    return slice(*np.searchsorted(at, (begin, end)))
 
 
 def _add_at(total: Array, at: Array, values: Array) -> None:

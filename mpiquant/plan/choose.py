@@ -73,8 +73,10 @@ def choose(
 
 def choose_across(nodes: int, wire_nbytes: int) -> str:
     """The algorithm among the nodes of a hierarchical call, each of which has so many bytes."""
-    kwargs = {"exact_because": None, "native_because": None}
-    return choose("auto", size=nodes, wire_nbytes=wire_nbytes, **kwargs).algorithm
+    choice = choose(
+        "auto", size=nodes, wire_nbytes=wire_nbytes, exact_because=None, native_because=None
+    )
+    return choice.algorithm
 
 
 def choose_sparse(algorithm: str, *, size: int, drawn: bool) -> Choice:
