@@ -6,8 +6,9 @@ link, and what they add to is older than what they think.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from mpi4py import MPI
@@ -94,7 +95,9 @@ class ParameterServer:
 
     def step(self, gradients: Mapping[str, Array]) -> None:
         """Send this rank's gradients; the parameters are those of the server behind that."""
-        self._rest += np.concatenate([gradients[name].reshape(-1) for name in self._names])
+        self._rest += np.concatenate(
+            [gradients[name].reshape(-1) for name in self.optimizer.parameters]
+        )
         wire = self._wire()
         self._codec.encode(self._rest, wire, residual=self._rest, stream=self._steps)
         self._steps += 1
@@ -104,10 +107,8 @@ class ParameterServer:
     def _receive_parameters(self) -> None:
         flat = np.empty(self._count, self._dtype)
         self._wait(self._comm.Irecv(flat, 0, PARAMETERS), 0)
-        begin = 0
-        for parameter in self.optimizer.parameters.values():
-            parameter[...] = flat[begin : begin + parameter.size].reshape(parameter.shape)
-            begin += parameter.size
+        for name, part in self._parts(flat):
+            self.optimizer.parameters[name][...] = part
 
     # ---- the server ----
 
@@ -127,25 +128,19 @@ class ParameterServer:
                 self._take_gradient(peer, workers)
                 steps[peer] += 1
                 waiting.add(peer)
-            slowest = min((steps[p] for p in open_), default=None)
-            for ready in [p for p in waiting if slowest is None or self._may(steps[p], slowest)]:
+            furthest = min((steps[p] for p in open_), default=math.inf) + self.staleness
+            for ready in [p for p in waiting if steps[p] <= furthest]:
                 waiting.remove(ready)
                 self._wait(self._comm.Isend(self._flat(), ready, PARAMETERS), ready)
         return steps
-
-    def _may(self, steps: int, slowest: int) -> bool:
-        return steps - slowest <= self.staleness
 
     def _take_gradient(self, peer: int, workers: int) -> None:
         wire, gradient = self._wire(), np.empty(self._count, self._dtype)
         self._comm.Recv(wire, peer, GRADIENT)
         self._codec.decode(wire, gradient)
         gradient /= workers
-        begin = 0
-        for name, parameter in self.optimizer.parameters.items():
-            part = gradient[begin : begin + parameter.size].reshape(parameter.shape)
+        for name, part in self._parts(gradient):
             self.optimizer.update(name, part)
-            begin += parameter.size
 
     # ---- both ----
 
@@ -158,9 +153,12 @@ class ParameterServer:
         for peer in range(1, self._comm.size):
             self._wait(self._comm.Isend(self._flat(), peer, PARAMETERS), peer)
 
-    @property
-    def _names(self) -> list[str]:
-        return list(self.optimizer.parameters)
+    def _parts(self, flat: Array) -> Iterator[tuple[str, Array]]:
+        """Each parameter's part of a flat array, by name."""
+        begin = 0
+        for name, parameter in self.optimizer.parameters.items():
+            yield name, flat[begin : begin + parameter.size].reshape(parameter.shape)
+            begin += parameter.size
 
     def _flat(self) -> Array:
         return np.concatenate([p.reshape(-1) for p in self.optimizer.parameters.values()])
