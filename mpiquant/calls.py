@@ -7,7 +7,6 @@ agreed on with the other ranks and runs, on the schedules or natively.
 from __future__ import annotations
 
 import time
-from collections import deque
 from dataclasses import replace
 from functools import lru_cache, partial
 
@@ -29,9 +28,10 @@ from mpiquant.execute import Execution
 from mpiquant.hierarchical import place_of, run_hierarchical, runs
 from mpiquant.job import Job, op_name
 from mpiquant.plan import Choice, choose, choose_across, choose_sparse, segment_length
-from mpiquant.program import Kind, Program, compile_program, cut
+from mpiquant.program import Kind, Program, compile_program
 from mpiquant.sparse import SparseExchange
 from mpiquant.stats import Stats
+from mpiquant.swap import run_swap, swap_of
 from mpiquant.typing import Array
 
 MAX_COUNT = 2**31 - 1
@@ -41,16 +41,6 @@ BLOCKING_NBYTES = 256 << 10
 """From this size on, a blocking native call is agreed on by all ranks each time and is MPI's own
 blocking one, which is faster than its nonblocking one in some MPIs; below, the nonblocking one,
 during which we can see to other things."""
-
-
-SWAP_NBYTES = 64 << 10
-"""Up to this size two ranks swap their arrays rather than call MPI's reduction: that takes as long
-over a wire and, with its tags, cannot mix up different calls.  On one node they do so at any size,
-since it takes a half to a fifth of the time."""
-
-WHOLE_NBYTES, PIECE_NBYTES = 4 << 20, 1 << 20
-"""Up to the one size arrays are swapped in one message, longer ones in pieces of the other, which
-caches hold."""
 
 
 def decide(job: Job, options: Options, size: int) -> Choice:
@@ -125,7 +115,7 @@ def plan_for(
 ) -> Plan:
     """What the ranks agree on for a job."""
     native, nbytes = choice.algorithm == "native", job.out.nbytes
-    swap = native and swaps(job.kind, job.op, nbytes, channel)
+    swap = native and swap_of(job.kind, job.op, nbytes, channel) is not None
     length = job.out.size // channel.size
     args = (options.segment, choice.algorithm, codec, job.x.dtype, channel.vendor, length)
     segment = 0 if codec.sparse else segment_length(*args)
@@ -390,8 +380,9 @@ def _reduce_native(call: Call, x: Array, out: Array, op: MPI.Op) -> Steps[None]:
     assert call.plan is not None
     comm = call.channel.native
     in_place = x.__array_interface__["data"] == out.__array_interface__["data"]
-    if swaps(call.plan.kind, op, out.nbytes, call.channel):
-        yield from _swap(call, x, out, op, in_place)
+    swap = swap_of(call.plan.kind, op, out.nbytes, call.channel)
+    if swap is not None:
+        yield from run_swap(call, swap, x, out, op, in_place=in_place)
         return
     for begin in range(0, x.size, MAX_COUNT):
         part = slice(begin, begin + MAX_COUNT)
@@ -403,47 +394,6 @@ def _reduce_native(call: Call, x: Array, out: Array, op: MPI.Op) -> Steps[None]:
             request = comm.Iallreduce(send, out[part], op)
             call.opened = begin + MAX_COUNT >= x.size
             yield from call.until_native(request, send, out)
-
-
-def swaps(kind: str, op: MPI.Op, nbytes: int, channel: Channel) -> bool:
-    """Whether two ranks exchange their arrays, of which each then makes the reduction itself."""
-    if channel.size != 2 or kind != "allreduce" or not op.is_predefined:
-        return False
-    return len(channel.nodes) == 1 or nbytes <= SWAP_NBYTES
-
-
-def _swap(call: Call, x: Array, out: Array, op: MPI.Op, in_place: bool) -> Steps[None]:
-    peer = 1 - call.channel.rank
-    length = x.size if x.nbytes <= WHOLE_NBYTES else PIECE_NBYTES // x.itemsize
-    parts = [slice(*ends) for ends in cut(0, x.size, max(length, 1))]
-    sends = [call.isend(x[part].view(np.uint8), peer) for part in parts]
-    spare = [np.empty_like(out[part]) for part in parts[:2]] if in_place else []
-
-    def receive(i: int) -> tuple[Array, MPI.Request]:
-        part = out[parts[i]]
-        got = spare[i % 2][: part.size] if in_place else part
-        return got, call.irecv(got.view(np.uint8), peer)
-
-    coming = deque(receive(i) for i in range(min(2, len(parts))))
-    call.opened = True
-    for i, part in enumerate(parts):
-        got, request = coming.popleft()
-        yield from call.until_from(request, peer)
-        if in_place:
-            yield from call.until(sends[i])  # it reads what is written to next
-        op.Reduce_local(*((got, out[part]) if in_place else (x[part], got)))
-        if i + 2 < len(parts):
-            coming.append(receive(i + 2))
-    for send in sends:
-        yield from call.until(send)
-
-
-def finish_swap(call: Call, request: MPI.Request, x: Array, got: Array, op: MPI.Op) -> Steps[None]:
-    """Wait for the other rank's array, and add ours to it."""
-    yield from call.until_from(request, 1 - call.channel.rank)
-    op.Reduce_local(x, got)
-    for send in call.sends:
-        yield from call.until(send)
 
 
 def _gather_native(call: Call, x: Array, out: Array) -> Steps[None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,7 +25,10 @@ from mpiquant.buckets import Item, Terms
 from mpiquant.codecs import EXACT
 from mpiquant.config import Options, context, current, defaults
 from mpiquant.job import Job
+from mpiquant.swap import Swap, finish_first, finish_halves, halves, swap_of
 from mpiquant.typing import Array, CommLike
+
+WHOLE, HALVES = Swap.WHOLE, Swap.HALVES  # looked up once
 
 TESTS, LIMIT_S = 20, 1e-3
 """How often, and then how long, a reduction is tested before it becomes a full call."""
@@ -41,8 +45,8 @@ class Known(NamedTuple):
     options: Options
     channel: Channel
     plan: Plan
-    swap: bool
-    """Whether the two ranks exchange their arrays."""
+    swap: Swap | None
+    """How the two ranks exchange their arrays, if they do."""
     mpi_type: MPI.Datatype
     mpi_op: MPI.Op
     mean: bool
@@ -106,8 +110,10 @@ def reduce(
             return _block(channel, plan, options.timeout, x, out, mpi_op, mean)
         seq = channel.seq
         channel.seq = seq + 1
+        if swap is HALVES:
+            return _swap_halves(channel, plan, options.timeout, seq, x, out, mpi_op, mean)
         send, receive = [x, size, mpi_type], [out, size, mpi_type]
-        if swap:
+        if swap is WHOLE:
             peer = 1 - channel.rank
             tag = data_tag(channel.agreed[plan.hash], seq)
             request = channel.comm.Irecv(receive, peer, tag)
@@ -166,19 +172,73 @@ def _go_on(
     mean: bool,
 ) -> Call:
     """Make what takes long a call."""
+
+    def rest(call: Call) -> Steps[None]:
+        if sending is None:
+            yield from call.until_native(request, x, out)
+        else:
+            yield from finish_first(call, request, x, out, op)
+
+    return _become(channel, plan, timeout, seq, request, sending, rest, out, mean)
+
+
+def _become(
+    channel: Channel,
+    plan: Plan,
+    timeout: float | None,
+    seq: int,
+    request: MPI.Request,
+    sending: MPI.Request | None,
+    rest: Callable[[Call], Steps[None]],
+    out: Array,
+    mean: bool,
+) -> Call:
     call = Call(channel, plan.name, timeout, seq)
 
     def body() -> Steps[Array]:
         call.opened = True
-        if sending is None:
-            yield from call.until_native(request, x, out)
-        else:
-            yield from calls.finish_swap(call, request, x, out, op)
+        yield from rest(call)
         return _finish(channel, out, mean)
 
     call.adopt(plan, request if sending is not None else None, sending)
     call.launch(body())
     return call
+
+
+def _swap_halves(
+    channel: Channel,
+    plan: Plan,
+    timeout: float | None,
+    seq: int,
+    x: Array,
+    out: Array,
+    op: MPI.Op,
+    mean: bool,
+) -> Array | Call:
+    """Reduce our half, and exchange the halves; a call if that takes long."""
+    ours, theirs = halves(x.size, channel.rank)
+    peer, tag = 1 - channel.rank, data_tag(channel.agreed[plan.hash], seq)
+    request = channel.comm.Irecv(out[ours], peer, tag)
+    sending = channel.comm.Isend(x[theirs], peer, tag)
+    become = partial(_become, channel, plan, timeout, seq)
+
+    def from_first(call: Call) -> Steps[None]:
+        yield from finish_first(call, request, x[ours], out[ours], op)
+        yield from finish_halves(call, out)
+
+    if not _comes_soon(request, sending):
+        return become(request, sending, from_first, out, mean)
+    op.Reduce_local(x[ours], out[ours])
+    request = channel.comm.Irecv(out[theirs], peer, tag)
+    sending = channel.comm.Isend(out[ours], peer, tag)
+
+    def from_second(call: Call) -> Steps[None]:
+        yield from call.until_from(request, peer)
+        yield from call.until(sending)
+
+    if not _comes_soon(request, sending):
+        return become(request, sending, from_second, out, mean)
+    return _finish(channel, out, mean)
 
 
 def _block(
@@ -238,8 +298,8 @@ def remember(terms: Terms, item: Item) -> None:
         return
     job = Job("allreduce", terms.name, x, x, None, terms.op, terms.mean, item.codec, False, False)
     choice = calls.decide(job, options, channel.size)
-    swap = calls.swaps(job.kind, job.op, x.nbytes, channel)
-    if choice.algorithm != "native" or (swap and x.nbytes > calls.WHOLE_NBYTES):
+    swap = swap_of(job.kind, job.op, x.nbytes, channel)
+    if choice.algorithm != "native" or swap is Swap.PIECES:
         return
     plan = calls.plan_for(job, choice, options, EXACT, channel, blocking=True)
     spellings: list[str | int] = ["mean"] if terms.mean else [terms.op.handle]

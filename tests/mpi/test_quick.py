@@ -9,7 +9,8 @@ from mpi4py import MPI
 
 import mpiquant
 from mpiquant._comm import channel_of
-from mpiquant.calls import BLOCKING_NBYTES, PIECE_NBYTES, SWAP_NBYTES, WHOLE_NBYTES
+from mpiquant.calls import BLOCKING_NBYTES
+from mpiquant.swap import HALVES_NBYTES, PIECE_NBYTES, SWAP_NBYTES, Swap
 
 pytestmark = pytest.mark.mpi
 
@@ -118,11 +119,24 @@ def test_a_rank_that_differs_is_named_on_the_short_way(comm):
 
 
 @pytest.mark.parametrize(
-    "nbytes", [WHOLE_NBYTES, WHOLE_NBYTES + 4, 3 * WHOLE_NBYTES + PIECE_NBYTES]
+    "nbytes",
+    [
+        HALVES_NBYTES - 4,
+        HALVES_NBYTES + 4,
+        PIECE_NBYTES,
+        PIECE_NBYTES + 4,
+        13 * PIECE_NBYTES,
+    ],
 )
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("op", ["sum", MPI.MAX])
-def test_two_ranks_of_a_node_swap_arrays_of_any_length(comm, nbytes, in_place, op):
+@pytest.mark.parametrize("way", [None, Swap.PIECES])
+def test_two_ranks_of_a_node_swap_arrays_of_any_length(
+    comm, nbytes, in_place, op, way, monkeypatch
+):
+    if way is not None and comm.size == 2:  # pieces in every MPI
+        monkeypatch.setattr("mpiquant.calls.swap_of", lambda *args: way)
+        monkeypatch.setattr("mpiquant.quick.swap_of", lambda *args: way)
     x = values(comm.rank, nbytes // 4)
     right = reduced(comm, x.size, np.sum if op == "sum" else np.max)
     out = x if in_place else np.empty_like(x)
