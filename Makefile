@@ -12,7 +12,7 @@ export OMP_NUM_THREADS := 1
 export OPENBLAS_NUM_THREADS := 1
 
 .PHONY: demo test test-unit test-mpich test-openmpi test-torch fuzz lint docs claims-main claims-runtime \
-  claims-lab claims-aqat claims-cerar claims-sparse peers study clean
+  claims-lab claims-aqat claims-cerar claims-sparse peers study compare clean
 
 demo: $(VENV)/mpich.demo
 	timeout 240 $(VENV)/mpich/bin/mpiexec -n 4 $(VENV)/mpich/bin/python -m mpi4py \
@@ -85,7 +85,7 @@ claims-cerar: $(VENV)/mpich.demo $(VENV)/mpich.test
 	$(VENV)/mpich/bin/python bench/claims/cerar.py
 
 # Sparse sums, their costs, and training with them.
-claims-sparse: $(VENV)/mpich.demo $(VENV)/mpich.test
+claims-sparse: $(VENV)/mpich.demo $(VENV)/mpich.test $(VENV)/torch.test
 	$(VENV)/mpich/bin/python bench/claims/sparse.py
 
 # Other allreduces, and our own at many sizes, rates and numbers of ranks, on emulated clusters;
@@ -95,6 +95,11 @@ peers: $(VENV)/mpich.test $(VENV)/openmpi.built $(VENV)/intel.built $(VENV)/torc
 
 study: $(VENV)/mpich.test $(VENV)/openmpi.built
 	$(VENV)/mpich/bin/python bench/study.py
+
+# All ways to exchange gradients in real training; needs about an hour.
+compare: $(VENV)/mpich.demo $(VENV)/torch.test
+	$(VENV)/mpich/bin/python bench/compare.py
+	$(VENV)/mpich/bin/python docs/examples/compare_report.py bench/results/compare.json docs/images
 
 clean:
 	rm -rf $(VENV) build *.egg-info mpiquant/_kernels.c mpiquant/*.so docs/_build

@@ -31,6 +31,38 @@ def _nobody(step: int, params: Any) -> None:
     """Watches nothing."""
 
 
+class _Gradients:
+    """Means of all gradients."""
+
+    def __init__(self, sgd: mpiquant.SGD, **options: Any) -> None:
+        self.optimizer = mpiquant.DistributedOptimizer(sgd, progress="manual", **options)
+
+    def apply(self) -> None:
+        self.optimizer.step()
+
+    def hand_in(self, gradients: dict[str, Any]) -> None:
+        for name in reversed(gradients):
+            self.optimizer.ready(name, gradients[name])
+
+    finish = apply
+
+
+class _Parameters:
+    """Means of parameters after some steps of each rank's own."""
+
+    def __init__(self, sgd: mpiquant.SGD, **options: Any) -> None:
+        self.local = mpiquant.LocalSGD(sgd, **options)
+
+    def apply(self) -> None:
+        """All was applied when it was handed in."""
+
+    def hand_in(self, gradients: dict[str, Any]) -> None:
+        self.local.step(gradients)
+
+    def finish(self) -> None:
+        self.local.average()
+
+
 def train_digits(
     seed: int,
     steps: int,
@@ -46,19 +78,21 @@ def train_digits(
     net = NETWORKS[network](data.side)
     params = net.init(np.random.default_rng([seed, 0]))
     sgd = mpiquant.SGD(params, recipe.rate, momentum=recipe.momentum)
-    optimizer = mpiquant.DistributedOptimizer(sgd, progress="manual", **options)
+    if "every" in options:
+        exchange: _Gradients | _Parameters = _Parameters(sgd, **options)
+    else:
+        exchange = _Gradients(sgd, **options)
     losses = []
     for step, batch in enumerate(batches(len(data.x_train), recipe, seed)):
-        optimizer.step()
+        exchange.apply()
         watch(step, params)
         sgd.rate = recipe.rate * (1 - step / steps)
         mine = batch[comm.rank :: comm.size]
         shard = len(batch) / comm.size
         loss, grads = net.loss_and_grads(params, data.x_train[mine], data.y_train[mine], shard)
         losses.append(loss)
-        for name in reversed(params):
-            optimizer.ready(name, grads[name])
-    optimizer.step()
+        exchange.hand_in(grads)
+    exchange.finish()
     watch(steps, params)
     hits = float(np.mean(net.predict(params, data.x_test) == data.y_test))
     return {

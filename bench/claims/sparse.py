@@ -14,7 +14,11 @@ from typing import Any
 import numpy as np
 from _report import ROOT, Claims, rows_on_ranks, run_parts
 
+sys.path.insert(0, str(ROOT / "bench"))
 sys.path.insert(0, str(ROOT / "bench" / "lab"))
+sys.path.insert(0, str(ROOT / "docs" / "examples"))
+import compare
+import compare_report
 import measure
 
 from mpiquant import SGD
@@ -108,10 +112,35 @@ def hierarchical(claims: Claims) -> None:
     claims.at_most("bytes of a host with 2 ranks / with 1 rank", sent[2] / sent[1], 1.02)
 
 
+# ---- a bound on the error ----
+
+ARRAYS = 10_000
+
+
+def bounded(claims: Claims) -> None:
+    """Errors over their bounds, of 10^4 arrays on 2 to 8 ranks; and how much is sent."""
+    tried, refused, worst = 0, 0, {}
+    for ranks in range(2, 9):
+        # Some more than a seventh: bounds below the rounding of the dtype are refused.
+        count = str(ARRAYS // 7 + 100)
+        (row,) = rows_on_ranks(ranks, "bounded_ranks.py", "errors", count)
+        tried, refused = tried + row["tried"], refused + sum(row["refused"].values())
+        for kind, ratio in row["worst"].items():
+            worst[kind] = max(worst.get(kind, 0.0), ratio)
+    claims.at_least("arrays whose error was measured", tried, ARRAYS)
+    claims.report("arrays whose bound was refused as below rounding", refused)
+    for kind, ratio in worst.items():
+        claims.at_most(f"bounded, {kind}: largest error / bound", ratio, 1.0)
+    published = {"smooth": "ZCCL: 25", "N(0,1)": "ZCCL: 3.2"}
+    for row in rows_on_ranks(4, "bounded_ranks.py", "ratios", "64"):
+        point = f"bounded, {row['data']}, relative {row['relative']:g}: raw / sent"
+        claims.report(point, f"{row['ratio']:.1f} ({published[row['data']]})")
+
+
 # ---- training ----
 
 
-SEEDS, STEPS = 5, 500
+SEEDS, STEPS, GPT_STEPS = 5, 500, 600
 
 
 def training(claims: Claims) -> None:
@@ -127,6 +156,9 @@ def training(claims: Claims) -> None:
         ("block_random_k", "block_random_k, global"),
         ("random_k", "random_k, global"),
         ("top_k", "block_random_k"),
+        ("block_random_k 10 %", "block_random_k"),
+        ("exact", "block_random_k 10 %"),
+        ("exact", "local SGD 8"),
         ("block_random_k", "random_k"),
         ("top_k", "random_k"),
         ("exact", "top_k"),
@@ -147,12 +179,56 @@ def _verdict(gain: Any) -> str:
     return "refuted" if gain.mean() < -error else "no difference seen"
 
 
+# ---- PyTorch ----
+
+
+def pytorch(claims: Claims) -> None:
+    """What the optimizer adds to a step, and a checkpoint that is resumed."""
+    (row,) = rows_on_ranks(1, "torch_ranks.py", "overhead", "80", mpi="torch")
+    claims.at_most("wrapped optimizer, one rank: time of a step / plain", row["ratio"], 1.05)
+    for ranks in (1, 2, 4):
+        (row,) = rows_on_ranks(ranks, "torch_ranks.py", "resumed", "5", mpi="torch")
+        point = f"{ranks} ranks, q4: parameters behind a resumed checkpoint, bit for bit"
+        claims.check(point, "same" if row["same"] else "other", "same", row["same"])
+
+
+FASTER, CLOSE = 5.0, 1.01
+LOSSY = ("aqat", "8 bit", "4 bit", "2 bit", "1 bit", "top-k 1 %")
+
+
+def transformer(claims: Claims) -> None:
+    """The GPT of docs/examples at 100 Mbit/s: seconds to the loss that exact training ends with.
+
+    Steps are measured without a limit of the network, seconds as the median of 50 steps with it.
+    """
+    methods = ",".join(("exact", *LOSSY))
+    steps = compare.unlimited("gpt", methods=methods, steps=GPT_STEPS, every=20)
+    short = compare.limited("gpt", "100mbit", methods=methods, steps=compare.SHORT, every=0)
+    rows = compare_report.summarize({"steps": steps, "rates": {"100mbit": short}})
+    exact = rows[0]
+    for row in rows:
+        name, ratio = row["method"], row["loss"][0] / exact["loss"][0]
+        claims.report(f"gpt, {name}: validation loss / that of exact", ratio)
+        taken = compare_report.seconds(row, "100mbit")
+        shown = "not reached" if taken is None else f"{taken:.0f}"
+        claims.report(f"gpt, {name}: seconds to the loss of exact, 100 Mbit/s", shown)
+    good = [r for r in rows[1:] if r["loss"][0] <= CLOSE * exact["loss"][0] and r["identical"]]
+    timed = [(compare_report.seconds(r, "100mbit"), r["method"]) for r in good if r["steps"]]
+    claims.at_least("gpt: lossy methods within 1 % of its loss, replicas alike", len(timed), 1)
+    best, name = min(timed)
+    faster = compare_report.seconds(exact, "100mbit") / best
+    claims.at_least(f"gpt, {name}: times as fast as exact, 100 Mbit/s", faster, FASTER)
+
+
 PARTS = {
     "identity": identity,
     "selection": selection,
+    "bounded": bounded,
     "aggregation": aggregation,
     "hierarchical": hierarchical,
     "training": training,
+    "pytorch": pytorch,
+    "transformer": transformer,
 }
 
 

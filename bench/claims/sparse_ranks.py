@@ -88,6 +88,8 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "random_k": {"codec": RandomKCodec(ratio=RATIO)},
     "random_k, global": {"codec": RandomKCodec(ratio=RATIO, scope="global")},
     "threshold": {"codec": ThresholdCodec()},
+    "block_random_k 10 %": {"codec": BlockRandomKCodec(ratio=0.1, block=64)},
+    "local SGD 8": {"every": 8},
 }
 
 
