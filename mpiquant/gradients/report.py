@@ -49,6 +49,8 @@ class Row:
         Bytes sent by a rank in a step, headers included.
     cut_messages : float
         Messages cut short by a rank in a step.
+    encode_s, decode_s : float
+        In kernels, in a step.
     """
 
     name: str
@@ -62,6 +64,8 @@ class Row:
     peer_wait_s: float
     sent_nbytes: float
     cut_messages: float
+    encode_s: float
+    decode_s: float
 
 
 @dataclass(frozen=True)
@@ -99,14 +103,15 @@ class Report:
             f"waiting per step: {1e3 * self.wire_wait_s:.1f} ms for the wire, "
             f"{1e3 * self.peer_wait_s:.1f} ms for peers",
             f"{'bucket':<28}{'values':>11}{'T ms':>9}{'bits RS':>9}{'AG':>7}{'hidden':>8}{'ROW':>8}"
-            f"{'wire ms':>9}{'peer ms':>9}{'MB sent':>9}{'cut':>6}",
+            f"{'wire ms':>9}{'peer ms':>9}{'codec ms':>10}{'MB sent':>9}{'cut':>6}",
         ]
         for r in self.buckets:
             lines.append(
                 f"{r.name[:27]:<28}{r.values:>11}{1e3 * r.overlappable_s:>9.1f}"
                 f"{_shown(r.partial_bits):>9}{_shown(r.final_bits):>7}{r.hidden:>8.3f}"
                 f"{_shown(r.row):>8}{1e3 * r.wire_wait_s:>9.2f}{1e3 * r.peer_wait_s:>9.2f}"
-                f"{r.sent_nbytes / 1e6:>9.2f}{r.cut_messages:>6.1f}"
+                f"{1e3 * (r.encode_s + r.decode_s):>10.2f}{r.sent_nbytes / 1e6:>9.2f}"
+                f"{r.cut_messages:>6.1f}"
             )
         if self.slowest is not None:
             sender, receiver, bandwidth = self.slowest
@@ -122,7 +127,7 @@ def _shown(value: float) -> str:
 
 # ---- from what ranks measured ----
 
-_READY, _NEED, _DONE, _WAIT, _OVERLAP, _PARTIAL, _FINAL, _SENT, _CUT = range(9)
+_READY, _NEED, _DONE, _WAIT, _OVERLAP, _PARTIAL, _FINAL, _SENT, _CUT, _ENCODE, _DECODE = range(11)
 
 
 def make_report(channel: Channel, buckets: Sequence[Bucket]) -> Report:
@@ -161,6 +166,7 @@ def _numbers(turn: Turn, offset: float) -> list[float]:
         nan if stats.partial_bits is None else stats.partial_bits,
         nan if stats.final_bits is None else stats.final_bits,
         *(stats.wire_bytes + stats.header_bytes, stats.cut_messages),
+        *(stats.encode_s, stats.decode_s),
     ]
 
 
@@ -181,6 +187,8 @@ def _row(bucket: Bucket, numbers: Floats) -> Row:
         peer_wait_s=float(peer_s.mean()),
         sent_nbytes=float(means[_SENT]),
         cut_messages=float(means[_CUT]),
+        encode_s=float(means[_ENCODE]),
+        decode_s=float(means[_DECODE]),
     )
 
 
