@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import digests, normals, raised, together
+from conftest import SCHEDULES, digests, normals, raised, together
 
 import mpiquant
 from mpiquant import AqatCodec, ErrorFeedback
@@ -15,7 +15,7 @@ COUNTS = [1, 2, 3, 1000, 70_001]
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("budget_s", [1e-6, 0.003, 60.0])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", SCHEDULES)
 def test_ranks_are_identical_and_nothing_is_lost(comm, algorithm, budget_s, dtype):
     for count in COUNTS:
         feedback, total, exact = ErrorFeedback(), 0.0, 0.0
@@ -95,7 +95,7 @@ def test_many_calls_in_flight_with_deadlines_of_their_own(comm):
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
 @pytest.mark.parametrize("budget_s", [1e-6, 60.0])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", SCHEDULES)
 def test_b15_overflow_leaves_no_trace(comm, algorithm, budget_s, bad):
     feedback = ErrorFeedback()
     x = np.ones(5000, np.float32)
