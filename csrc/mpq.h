@@ -34,6 +34,7 @@ enum mpq_kind {
 #define MPQ_BLOCK_MAX 8192 /* the fused hop keeps one block on the stack */
 #define MPQ_GROUP 64       /* values whose bits of one plane make one 64-bit word */
 #define MPQ_MIX_MAX 8      /* blocks that can be mixed */
+#define MPQ_INTEGERS 128   /* integers of a message that have one width */
 #define MPQ_BATCH_NBYTES 4096 /* values measured before the first of them is packed */
 #define MPQ_AHEAD_NBYTES 4096 /* how far behind the next block memory is fetched while packing */
 
@@ -56,7 +57,7 @@ typedef struct {
   int64_t index; /* a multiple of MPQ_GROUP */
 } mpq_stream;
 
-#define MPQ_DECLARE(S, REAL)                                                                      \
+#define MPQ_DECLARE(S, REAL, INT)                                                                 \
   /* Writes the segment of x to wire.  residual, if not NULL, gets x minus what wire decodes to;  \
      it may be x itself. */                                                                       \
   int (*encode_##S)(const REAL *x, int64_t n, uint8_t *wire, const mpq_format *format,            \
@@ -82,12 +83,24 @@ typedef struct {
   int (*mix_##S)(const REAL *const *in, int columns, REAL *const *out, int rows,                  \
                  const double *matrix, int64_t n);                                                \
   /* x += addend. */                                                                              \
-  int (*add_##S)(const REAL *addend, int64_t n, REAL *x);
+  int (*add_##S)(const REAL *addend, int64_t n, REAL *x);                                          \
+  /* q = x / step, to the nearest, for quotients below 2^51 that INT holds; returns the largest    \
+     |x - q step|.  residual, if not NULL, gets x - q step.  All may be the same memory. */        \
+  double (*to_integers_##S)(const REAL *x, int64_t n, double step, INT *q, REAL *residual);        \
+  /* out = q step, for magnitudes of q below 2^51; out may be q. */                                \
+  int (*from_integers_##S)(const INT *q, int64_t n, double step, REAL *out);                       \
+  /* Writes q, or q plus the integers of a message in, without loss; returns the bytes written, or \
+     -1 if in is no message of n integers.  wire has room for mpq_integers_nbytes. */              \
+  int64_t (*pack_integers_##S)(const uint8_t *in, int64_t in_nbytes, const INT *q, int64_t n,      \
+                               uint8_t *wire);                                                     \
+  /* out = (addend +) the integers of a message; -1 if it is none. */                              \
+  int (*unpack_integers_##S)(const uint8_t *wire, int64_t nbytes, int64_t n, const INT *addend,    \
+                             INT *out);
 
 typedef struct {
   const char *name; /* "baseline", "avx2", "avx512" */
-  MPQ_DECLARE(f32, float)
-  MPQ_DECLARE(f64, double)
+  MPQ_DECLARE(f32, float, int32_t)
+  MPQ_DECLARE(f64, double, int64_t)
 } mpq_kernels;
 
 /* The table of the named instruction set ("auto": the best of this CPU), or NULL if this CPU or
@@ -99,6 +112,12 @@ static inline int64_t mpq_segment_nbytes(int64_t n, const mpq_format *format, in
 {
   int64_t blocks = n / format->block + (n % format->block != 0);
   return blocks * scale_nbytes + format->bits * (n / 8 + (n % 8 != 0));
+}
+
+/* Most bytes of a message of n integers of itemsize bytes. */
+static inline int64_t mpq_integers_nbytes(int64_t n, int64_t itemsize)
+{
+  return n / MPQ_INTEGERS + (n % MPQ_INTEGERS != 0) + n * itemsize;
 }
 
 #endif

@@ -1,5 +1,7 @@
 /* Ends one instantiation of mpq_codec.inc. */
 #undef REAL
+#undef INT
+#undef UINT
 #undef WORD
 #undef SIGN_BIT
 #undef INFINITY_WORD

@@ -256,17 +256,21 @@ class Call:
             self.todo = None
 
     def any(self, flag: bool) -> Steps[bool]:
-        """Whether the flag is set on any rank: a dissemination, with messages of this call."""
+        """Whether the flag is set on any rank."""
+        return (yield from self.largest(float(flag))) > 0
+
+    def largest(self, value: float) -> Steps[float]:
+        """The largest value of all ranks: a dissemination, with messages of this call."""
         size, rank, offset = self.channel.size, self.channel.rank, 1
         while offset < size:
             left = (rank - offset) % size
-            buffer = np.empty(1, np.uint8)
-            request = self.irecv(buffer, left)
-            self.isend(np.array([flag], np.uint8), (rank + offset) % size)
+            buffer = np.empty(1)
+            request = self.irecv(buffer.view(np.uint8), left)
+            self.isend(np.array([value]).view(np.uint8), (rank + offset) % size)
             yield from self.until_from(request, left)
-            flag = flag or bool(buffer[0])
+            value = max(value, float(buffer[0]))
             offset *= 2
-        return flag
+        return value
 
     # ---- agreement ----
 

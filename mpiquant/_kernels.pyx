@@ -95,9 +95,34 @@ cdef extern from "mpq.h" nogil:
         int (*add_f64)(
             const double *, int64_t, double *
         ) noexcept nogil
+        double (*to_integers_f32)(
+            const float *, int64_t, double, int32_t *, float *
+        ) noexcept nogil
+        double (*to_integers_f64)(
+            const double *, int64_t, double, int64_t *, double *
+        ) noexcept nogil
+        int (*from_integers_f32)(
+            const int32_t *, int64_t, double, float *
+        ) noexcept nogil
+        int (*from_integers_f64)(
+            const int64_t *, int64_t, double, double *
+        ) noexcept nogil
+        int64_t (*pack_integers_f32)(
+            const uint8_t *, int64_t, const int32_t *, int64_t, uint8_t *
+        ) noexcept nogil
+        int64_t (*pack_integers_f64)(
+            const uint8_t *, int64_t, const int64_t *, int64_t, uint8_t *
+        ) noexcept nogil
+        int (*unpack_integers_f32)(
+            const uint8_t *, int64_t, int64_t, const int32_t *, int32_t *
+        ) noexcept nogil
+        int (*unpack_integers_f64)(
+            const uint8_t *, int64_t, int64_t, const int64_t *, int64_t *
+        ) noexcept nogil
 
     const mpq_kernels *mpq_find_kernels(const char *name)
     int64_t mpq_segment_nbytes(int64_t n, const mpq_format *format, int64_t scale_nbytes)
+    int64_t mpq_integers_nbytes(int64_t n, int64_t itemsize)
 
 NEAREST = MPQ_NEAREST
 STOCHASTIC = MPQ_STOCHASTIC
@@ -183,6 +208,27 @@ cdef _Buffer _like(object source, _Buffer first, bint writable, str what):
         raise TypeError(f"{what} has items of format {chr(b.kind)!r}, expected {chr(first.kind)!r}")
     if b.view.len != first.view.len:
         raise ValueError(f"{what} has {b.view.len} bytes, expected {first.view.len}")
+    return b
+
+
+cdef _Buffer _integers(object source, bint writable, str what):
+    cdef _Buffer b = _Buffer()
+    cdef int flags = PyBUF_ANY_CONTIGUOUS | PyBUF_FORMAT | (PyBUF_WRITABLE if writable else 0)
+    PyObject_GetBuffer(source, &b.view, flags)
+    b.held = True
+    # The machine is little-endian, so all three prefixes mean native order.
+    cdef bytes form = b"B" if b.view.format == NULL else (<bytes> b.view.format).lstrip(b"@=<")
+    if form not in (b"i", b"l", b"q") or b.view.itemsize not in (4, 8):
+        raise TypeError(f"{what} has items of format {form.decode()!r}, expected int32 or int64")
+    return b
+
+
+cdef _Buffer _as_long(object source, _Buffer first, bint writable, str what):
+    """Integers, as many and as wide as the items of another buffer."""
+    cdef _Buffer b = _integers(source, writable, what)
+    if b.view.itemsize != first.view.itemsize or b.view.len != first.view.len:
+        raise ValueError(f"{what} has {b.view.len} bytes, {b.view.itemsize} in each item, expected "
+                         f"{first.view.len} and {first.view.itemsize}")
     return b
 
 
@@ -382,6 +428,92 @@ def add(wire, x):
             kernels.add_f32(<const float *> bw.view.buf, n, <float *> bx.view.buf)
         else:
             kernels.add_f64(<const double *> bw.view.buf, n, <double *> bx.view.buf)
+
+
+def to_integers(x, double step, q, residual=None):
+    """q = x / step, to the nearest; the largest |x - q step|.
+
+    The quotients must be below 2^31 for float32, 2^51 for float64.  q has int32 for float32, int64
+    for float64; it may be the memory of x, and so may residual, which gets x - q step.
+    """
+    cdef _Buffer bx = _reals(x, False, "x")
+    cdef _Buffer bq = _as_long(q, bx, True, "q")
+    cdef _Buffer br = None if residual is None else _like(residual, bx, True, "residual")
+    cdef int64_t n = _count(bx)
+    cdef void *r = NULL if br is None else br.view.buf
+    cdef double largest
+    with nogil:
+        if bx.kind == c"f":
+            largest = kernels.to_integers_f32(<const float *> bx.view.buf, n, step,
+                                              <int32_t *> bq.view.buf, <float *> r)
+        else:
+            largest = kernels.to_integers_f64(<const double *> bx.view.buf, n, step,
+                                              <int64_t *> bq.view.buf, <double *> r)
+    return largest
+
+
+def from_integers(q, double step, out):
+    """out = q step; out may be the memory of q."""
+    cdef _Buffer bo = _reals(out, True, "out")
+    cdef _Buffer bq = _as_long(q, bo, False, "q")
+    cdef int64_t n = _count(bo)
+    with nogil:
+        if bo.kind == c"f":
+            kernels.from_integers_f32(<const int32_t *> bq.view.buf, n, step, <float *> bo.view.buf)
+        else:
+            kernels.from_integers_f64(<const int64_t *> bq.view.buf, n, step,
+                                      <double *> bo.view.buf)
+
+
+def integers_nbytes(int64_t count, int itemsize):
+    """Bytes of the longest message of count integers."""
+    if count < 0:
+        raise ValueError(f"count is {count}, expected 0 or more")
+    return mpq_integers_nbytes(count, itemsize)
+
+
+def pack_integers(q, wire, wire_in=None):
+    """Write q, plus the integers of a message, to the beginning of wire; the bytes that it took."""
+    cdef _Buffer bq = _integers(q, False, "q")
+    cdef int64_t n = _count(bq), took, came = 0
+    cdef _Buffer bi = _Buffer()
+    cdef const uint8_t *from_ = NULL
+    if wire_in is not None:
+        PyObject_GetBuffer(wire_in, &bi.view, PyBUF_ANY_CONTIGUOUS)
+        bi.held = True
+        from_, came = <const uint8_t *> bi.view.buf, bi.view.len
+    cdef _Buffer bw = _bytes(wire, True, mpq_integers_nbytes(n, bq.view.itemsize), "wire")
+    cdef uint8_t *w = <uint8_t *> bw.view.buf
+    with nogil:
+        if bq.view.itemsize == 4:
+            took = kernels.pack_integers_f32(from_, came, <const int32_t *> bq.view.buf, n, w)
+        else:
+            took = kernels.pack_integers_f64(from_, came, <const int64_t *> bq.view.buf, n, w)
+    if took < 0:
+        raise ValueError(f"{came} bytes are no message of {n} integers")
+    return took
+
+
+def unpack_integers(wire, out, addend=None):
+    """out = (addend +) the integers of a message, which has just these bytes."""
+    cdef _Buffer bo = _integers(out, True, "out")
+    cdef _Buffer ba = None if addend is None else _as_long(addend, bo, False, "addend")
+    cdef int64_t n = _count(bo)
+    cdef _Buffer bw = _Buffer()
+    PyObject_GetBuffer(wire, &bw.view, PyBUF_ANY_CONTIGUOUS)
+    bw.held = True
+    cdef const void *a = NULL if ba is None else ba.view.buf
+    cdef const uint8_t *w = <const uint8_t *> bw.view.buf
+    cdef int failed
+    with nogil:
+        if bo.view.itemsize == 4:
+            failed = kernels.unpack_integers_f32(w, bw.view.len, n, <const int32_t *> a,
+                                                 <int32_t *> bo.view.buf)
+        else:
+            failed = kernels.unpack_integers_f64(w, bw.view.len, n, <const int64_t *> a,
+                                                 <int64_t *> bo.view.buf)
+    if failed:
+        raise ValueError(f"{bw.view.len} bytes are no message of {n} integers")
 
 
 use_isa(os.environ.get("MPIQUANT_ISA", "auto"))

@@ -15,6 +15,7 @@ from mpiquant._buffers import Entry
 from mpiquant._call import Call, Steps
 from mpiquant._comm import Channel, channel_of
 from mpiquant.buckets import Item, Terms
+from mpiquant.codecs import BoundedCodec
 from mpiquant.collectives import CODED, canonical
 from mpiquant.config import Options
 from mpiquant.errors import LifecycleError
@@ -49,6 +50,7 @@ def _start(
     drain_at_finalize()
     with channel.entered():
         try:
+            given["codec"] = _bounded(given["codec"], given.pop("error_bound", None))
             options = _options(**given)
             with_codec = given["codec"] is not None
             terms = _terms(channel, blocking, op, name, with_codec, options, feedback, stats)
@@ -74,6 +76,15 @@ def refuse(channel: Channel, name: str | None, error: Exception) -> Request:
     call = Call(channel, str(name or ""))
     call.launch(_raise(error))
     return Request([call], lambda waited: None, None)
+
+
+def _bounded(codec: CodecLike, error_bound: float | None) -> CodecLike:
+    """The codec of a call, which may be given by the error that it may have."""
+    if error_bound is None:
+        return codec
+    if codec is not None:
+        raise ValueError("error_bound chooses a codec: give it or a codec, not both")
+    return BoundedCodec(absolute=error_bound)
 
 
 def _options(
@@ -177,6 +188,7 @@ def allreduce(
     components: int | None = None,
     cond_max: float | None = None,
     error_max: float | None = None,
+    error_bound: float | None = None,
 ) -> Any:
     """Sum (or another reduction) of an array over all ranks; collective over comm.
 
@@ -192,10 +204,10 @@ def allreduce(
     comm : MPI.Intracomm, optional
         COMM_WORLD by default.
     codec : str, Codec or callable, optional
-        "exact", "fp16", "bf16", "q1" ... "q16", "sign", "ternary", "aqat", "top_k", "threshold",
-        "random_k", "block_random_k", one of these with parameters, as "top_k(ratio=0.001)", a codec
-        object, or a policy `name, shape -> codec`.  Default: that of `options` or MPIQUANT_CODEC;
-        without any, exact.
+        "exact", "fp16", "bf16", "q1" ... "q16", "sign", "ternary", "aqat", "bounded", "top_k",
+        "threshold", "random_k", "block_random_k", one of these with parameters, as
+        "top_k(ratio=0.001)", a codec object, or a policy `name, shape -> codec`.  Default: that of
+        `options` or MPIQUANT_CODEC; without any, exact.
     algorithm : str
         "auto", "native", "ring", "halving_doubling" or "hd", "direct", "broadcast",
         "parameter_server", "hierarchical", "cerar"; for sparsifiers "sparse_allgather" or
@@ -219,6 +231,9 @@ def allreduce(
         With the algorithm "cerar": into how many components the array is cut, as many as ranks or
         more, best a multiple of them; and the largest condition number and relative error to be
         expected.  By default twice as many components as ranks, or as many as `error_max` allows.
+    error_bound : float, optional
+        Largest absolute error of any element of the result: the codec "bounded" with
+        ``absolute=error_bound``.  `Stats.error_bound` says what was kept to.
 
     Returns
     -------
@@ -239,6 +254,7 @@ def allreduce(
     block over all N ranks and L = 2^(bits-1)-1: at most A N (N+1) / (4 L).
     """
     plain = codec is None and out is None and feedback is None and timeout is None and not stats
+    plain = plain and error_bound is None
     if plain and algorithm == "auto" and type(x) is np.ndarray:
         result = quick.reduce(x, None, op, comm, name)
         if result is not None:
@@ -254,6 +270,7 @@ def allreduce(
         components=components,
         cond_max=cond_max,
         error_max=error_max,
+        error_bound=error_bound,
     )
 
 
@@ -274,6 +291,7 @@ def iallreduce(
     components: int | None = None,
     cond_max: float | None = None,
     error_max: float | None = None,
+    error_bound: float | None = None,
 ) -> Request:
     """`allreduce` that does not wait; collective over comm.
 
@@ -307,6 +325,7 @@ def iallreduce(
         components=components,
         cond_max=cond_max,
         error_max=error_max,
+        error_bound=error_bound,
     )
     return request
 
@@ -356,6 +375,7 @@ def Allreduce(
     components: int | None = None,
     cond_max: float | None = None,
     error_max: float | None = None,
+    error_bound: float | None = None,
 ) -> Any:
     """Like `MPI.Comm.Allreduce`, with compression; collective over comm.
 
@@ -364,7 +384,8 @@ def Allreduce(
     sendbuf, recvbuf : buffer or [buffer, count, datatype]
         As mpi4py takes them; sendbuf may be MPI.IN_PLACE.  What is not a plain contiguous run of
         numbers (derived datatypes, displacements) is reduced by MPI itself.
-    op, comm, codec, algorithm, name, feedback, timeout, stats, components, cond_max, error_max
+    op, comm, codec, algorithm, name, feedback, timeout, stats, components, cond_max, error_max,
+    error_bound
         As for `allreduce`.
 
     Returns
@@ -373,6 +394,7 @@ def Allreduce(
     """
     if (
         codec is None
+        and error_bound is None
         and feedback is None
         and timeout is None
         and not stats
@@ -394,6 +416,7 @@ def Allreduce(
         components=components,
         cond_max=cond_max,
         error_max=error_max,
+        error_bound=error_bound,
     )
 
 
@@ -412,6 +435,7 @@ def Iallreduce(
     components: int | None = None,
     cond_max: float | None = None,
     error_max: float | None = None,
+    error_bound: float | None = None,
 ) -> Request:
     """Like `MPI.Comm.Iallreduce`, with compression; collective over comm.
 
@@ -431,6 +455,7 @@ def Iallreduce(
         components=components,
         cond_max=cond_max,
         error_max=error_max,
+        error_bound=error_bound,
     )
     return request
 

@@ -13,13 +13,14 @@ from functools import lru_cache, partial
 import numpy as np
 from mpi4py import MPI
 
-from mpiquant import trace
+from mpiquant import _kernels, trace
 from mpiquant._agreement import Plan, plan_of
 from mpiquant._call import Call, Steps
 from mpiquant._comm import Channel
 from mpiquant.adaptive import AdaptiveExecution
-from mpiquant.codecs import EXACT, AqatCodec, Codec, Sparsifier
+from mpiquant.codecs import EXACT, AqatCodec, BoundedCodec, Codec, Sparsifier
 from mpiquant.codecs._block import mix_key
+from mpiquant.codecs.bounded import INTEGERS, largest_magnitude, rounding
 from mpiquant.coded import CodedExecution
 from mpiquant.collectives import BROADCAST, CODED, GATHER, HIERARCHICAL, SPLIT, canonical, own_part
 from mpiquant.collectives.coding import Code, Design, Perturbed, RootsOfUnity, design
@@ -164,20 +165,22 @@ def collective(
         return (yield from _run_coded(job, call, found, stats, plan.segment))
     if isinstance(codec, Sparsifier):
         return (yield from _run_sparse(job, call, codec, choice.algorithm, stats))
-    if choice.algorithm == BROADCAST:
+    if isinstance(codec, BoundedCodec):
+        return (yield from _run_bounded(job, call, codec, choice.algorithm, options, stats))
+    return (yield from _run_dense(job, call, codec, choice.algorithm, options, stats))
+
+
+def _run_dense(
+    job: Job, call: Call, codec: Codec, algorithm: str, options: Options, stats: Stats
+) -> Steps[bool]:
+    if algorithm == BROADCAST:
         return (yield from _run_broadcast(job, call, codec, options, stats))
-    if choice.algorithm == HIERARCHICAL:
+    if algorithm == HIERARCHICAL:
         return (yield from _run_hierarchical(job, call, codec, options, stats))
-    program = compile_program(
-        job.kind,
-        choice.algorithm,
-        channel.rank,
-        channel.size,
-        job.out.size,
-        codec,
-        job.x.dtype,
-        plan.segment,
-    )
+    assert call.plan is not None
+    place = call.channel.rank, call.channel.size
+    shape = job.out.size, codec, job.x.dtype
+    program = compile_program(job.kind, algorithm, *place, *shape, call.plan.segment)
     nonfinite = yield from _run_schedule(job, call, program, codec, options, stats)
     if job.kind == "reduce_scatter" and job.rest is not None:
         nonfinite = yield from call.any(nonfinite)  # here no rank sees the others' parts
@@ -218,7 +221,8 @@ def _run_schedule(
         call.when_done.append(execution.abandon)
     else:
         execution = Execution(*args)
-        trace.active.count("bits", job.x.itemsize * 8 if program.exact else codec.bits)
+        if not codec.ragged:
+            trace.active.count("bits", job.x.itemsize * 8 if program.exact else codec.bits)
     call.opened = True
     if program.gate:
         yield from call.finish_agreement()
@@ -294,6 +298,39 @@ def _run_shared(
         nonfinite = nonfinite or not np.all(np.isfinite(values.out))
     stats.decode_s += time.perf_counter() - begin
     return nonfinite
+
+
+def _run_bounded(
+    job: Job, call: Call, codec: BoundedCodec, algorithm: str, options: Options, stats: Stats
+) -> Steps[bool]:
+    """Sum up integers of one step, without loss; they lie where the result will be."""
+    yield from call.finish_agreement()
+    call.opened = True
+    rank, size, dtype = call.channel.rank, call.channel.size, job.x.dtype
+    own = own_part(job.out.size, rank, size)
+    mine, made = slice(None), slice(None)
+    if job.kind == "allgather":
+        mine, size = own, 1
+    elif job.kind == "reduce_scatter":
+        made = own
+    rest = None if job.rest is None else job.rest[mine]
+    source = job.x if rest is None else rest
+    largest = yield from call.largest(largest_magnitude(source))
+    step = codec.step(largest, size, dtype, mean=job.mean)
+    if step is None:
+        return (yield from _run_dense(job, call, EXACT, algorithm, options, stats))
+    begin = time.perf_counter()
+    integers = job.out.view(np.dtype(f"i{dtype.itemsize}"))
+    lost = _kernels.to_integers(source, step, integers[mine], rest)
+    stats.encode_s += time.perf_counter() - begin
+    sums = replace(job, x=integers[mine], out=integers, rest=None, codec=INTEGERS)
+    yield from _run_dense(sums, call, INTEGERS, algorithm, options, stats)
+    begin = time.perf_counter()
+    _kernels.from_integers(integers[made], step, job.out[made])
+    stats.decode_s += time.perf_counter() - begin
+    bound = size * (yield from call.largest(lost)) + rounding(largest, size, dtype)
+    stats.error_bound = max(stats.error_bound or 0.0, bound / size if job.mean else bound)
+    return False
 
 
 def _run_broadcast(

@@ -50,10 +50,11 @@ class Transport(Protocol):
 
 
 class _Sending(NamedTuple):
-    """A message under way."""
+    """A message under way, and the buffer that begins with it."""
 
     request: PendingRequest
     wire: Bytes
+    nbytes: int
     pooled: bool
     final: tuple[Segment, ...]
     peer: int
@@ -264,7 +265,7 @@ class Execution(ProgramRunner):
         if message.fused is not None:
             wire = self._take(segment.nbytes)
             self._hop(segment, buffer, addend, wire)
-            self._isend(wire, message.fused.peer, pooled=True)
+            self._isend(wire, message.fused.peer, segment.codec.used(wire), pooled=True)
         elif message.finalize is not None:
             final = message.finalize
             self._hop(final, buffer, addend, self.finals.of((final,)))
@@ -302,16 +303,19 @@ class Execution(ProgramRunner):
             for segment in message.encode:
                 self._encode(segment, message.fresh, self.finals.of((segment,)))
                 self._decode_final(segment)
-            self._isend(self.finals.of(message.segments), message.peer, final=message.segments)
+            wire = self.finals.of(message.segments)
+            codec = message.segments[0].codec  # a ragged message has one segment
+            nbytes = codec.used(wire) if codec.ragged else wire.nbytes
+            self._isend(wire, message.peer, nbytes, final=message.segments)
         elif message.encode:
             (segment,) = message.segments
             if segment.codec == EXACT and message.fresh and self.zero_copy:
                 wire = self.source[segment.start : segment.stop].view(np.uint8)
-                self._isend(wire, message.peer)
+                self._isend(wire, message.peer, wire.nbytes)
                 return
             wire = self._take(segment.nbytes)
             self._encode(segment, message.fresh, wire)
-            self._isend(wire, message.peer, pooled=True)
+            self._isend(wire, message.peer, segment.codec.used(wire), pooled=True)
 
     def _encode(self, segment: Segment, fresh: bool, wire: Bytes) -> None:
         begin = time.perf_counter()
@@ -325,16 +329,23 @@ class Execution(ProgramRunner):
         self._spent("encode", "encode", begin)
 
     def _isend(
-        self, wire: Bytes, peer: int, *, pooled: bool = False, final: tuple[Segment, ...] = ()
+        self,
+        wire: Bytes,
+        peer: int,
+        nbytes: int,
+        *,
+        pooled: bool = False,
+        final: tuple[Segment, ...] = (),
     ) -> None:
+        """Send the first bytes of a buffer."""
         begin = time.perf_counter()
-        request = self.transport.isend(wire, peer)
+        request = self.transport.isend(wire[:nbytes], peer)
         self.mpi_s += time.perf_counter() - begin
         if pooled or final:
             self.sending_nbytes += wire.nbytes
-        self.sending.append(_Sending(request, wire, pooled, final, peer, begin))
+        self.sending.append(_Sending(request, wire, nbytes, pooled, final, peer, begin))
         self.stats.messages += 1
-        self.stats.wire_bytes += wire.nbytes
+        self.stats.wire_bytes += nbytes
 
     def _end_sends(self) -> None:
         while self.sending and self.sending[0].request.Test():
@@ -347,9 +358,8 @@ class Execution(ProgramRunner):
             elif sent.final:
                 self.finals.used(sent.final)
             if trace.active.on:
-                name, nbytes = f"to rank {sent.peer}", sent.wire.nbytes
-                end = time.perf_counter()
-                trace.active.overlapping("wire", name, sent.begin, end, nbytes=nbytes)
+                name, end = f"to rank {sent.peer}", time.perf_counter()
+                trace.active.overlapping("wire", name, sent.begin, end, nbytes=sent.nbytes)
 
     # ---- buffers ----
 

@@ -93,7 +93,7 @@ class Program:
     never_encoded: tuple[tuple[int, int], ...]
     """Elements whose sum this rank keeps (after a reduce-scatter): they leave no residual."""
     exact: bool
-    """Whether nothing is compressed: the final bytes are then those of the output."""
+    """Whether nothing is encoded: the final bytes are then those of the output."""
     gate: bool
     """Whether the first sends must wait for the agreement (see `mpiquant._comm`)."""
 
@@ -124,8 +124,8 @@ class _Compiler:
 
     def _codec_for(self, count: int) -> Codec:
         raw = count * self.dtype.itemsize
-        smaller = self.codec.adaptive or self.codec.nbytes(count, self.dtype) < raw
-        return self.codec if smaller else EXACT
+        varies = self.codec.adaptive or self.codec.ragged
+        return self.codec if varies or self.codec.nbytes(count, self.dtype) < raw else EXACT
 
     def _segments(self, start: int, stop: int, offset: int) -> list[Segment]:
         codec = self._codec_for(stop - start)
@@ -153,7 +153,7 @@ class _Compiler:
             for segment in self.chunks[chunk]:
                 if segment.count > room:
                     messages.append([])
-                    room = 0 if self.codec.adaptive else self.length
+                    room = 0 if self.codec.adaptive or self.codec.ragged else self.length
                 messages[-1].append(segment)
                 room -= segment.count
         return [Message(transfer.peer, True, tuple(m)) for m in messages]
@@ -321,7 +321,7 @@ def compile_program(
         raw_nbytes=values * dtype.itemsize,
         bounds=bounds,
         never_encoded=compiler.never_encoded(sent),
-        exact=not any(s.codec.lossy for c in compiler.chunks for s in c),
+        exact=all(s.codec == EXACT for c in compiler.chunks for s in c),
         # In an allreduce no rank ends without what others send after they checked; but a chunk that
         # only its first sender could hold back would arrive without this rank's check.
         gate=kind != "allreduce" or len(first) == len(sent) or count < len(bounds) - 1,

@@ -47,6 +47,9 @@ class Stats:
         one.
     max_error : float or None
         With stats="error": largest absolute difference.
+    error_bound : float or None
+        With the codec "bounded": what max_error cannot exceed, from what each rank's rounding has
+        lost; at most the bound that was asked for.
     """
 
     algorithm: str = ""
@@ -67,6 +70,7 @@ class Stats:
     cut_messages: int = 0
     error: float | None = None
     max_error: float | None = None
+    error_bound: float | None = None
     _squares: list[float] = field(default_factory=lambda: [0.0, 0.0], repr=False)
     _sent: dict[bool, tuple[int, int]] = field(default_factory=dict, repr=False)
 

@@ -1,7 +1,8 @@
 """Codecs: how values become bytes."""
 
-from mpiquant.codecs.abc import Codec
+from mpiquant.codecs.abc import Codec, WithoutFormat
 from mpiquant.codecs.aqat import AqatCodec
+from mpiquant.codecs.bounded import BoundedCodec
 from mpiquant.codecs.cast import BFloat16Codec, Float16Codec
 from mpiquant.codecs.identity import IdentityCodec
 from mpiquant.codecs.low_bit import LowBitCodec
@@ -17,6 +18,7 @@ __all__ = [
     "AqatCodec",
     "BFloat16Codec",
     "BlockRandomKCodec",
+    "BoundedCodec",
     "Codec",
     "EXACT",
     "Float16Codec",
@@ -28,6 +30,7 @@ __all__ = [
     "ThresholdCodec",
     "TopKCodec",
     "UniformCodec",
+    "WithoutFormat",
     "by_name",
     "names",
     "register",

@@ -30,11 +30,14 @@ class Codec(ABC):
         Whether each message chooses a codec of its own: then `encode` and `decode` do not exist.
     sparse : bool
         Whether it is a `Sparsifier`, which has messages of its own: nor do they then.
+    ragged : bool
+        Whether messages may be shorter than `nbytes`: only the first `used` bytes of them count.
     """
 
     lossy: ClassVar[bool] = True
     adaptive: ClassVar[bool] = False
     sparse: ClassVar[bool] = False
+    ragged: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -58,7 +61,11 @@ class Codec(ABC):
 
     @abstractmethod
     def nbytes(self, count: int, dtype: np.dtype) -> int:
-        """Bytes on the wire of count values of a dtype."""
+        """Bytes on the wire of count values of a dtype; the most, if it is ragged."""
+
+    def used(self, wire: Bytes) -> int:
+        """Bytes of an encoded message."""
+        return wire.size
 
     @abstractmethod
     def encode(
@@ -114,7 +121,7 @@ class Codec(ABC):
 
 
 class WithoutFormat(Codec):
-    """A codec that chooses, of other codecs or of positions: its messages are not its own."""
+    """A codec that chooses: other codecs, positions or a step.  Its messages are not its own."""
 
     def encode(self, *args: Any, **kwargs: Any) -> None:
         raise TypeError(f"{self.spec!r} has no format of its own")

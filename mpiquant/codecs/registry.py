@@ -1,9 +1,9 @@
 """From what a user writes to a codec.
 
-Names are `exact`, `fp16`, `bf16`, `sign`, `ternary`, `q1` ... `q16`, `aqat`, `top_k`, `threshold`,
-`random_k`, `block_random_k`, and whatever third parties add: by `register`, or by an entry point of
-the group `mpiquant.codecs` that loads a function (a codec class will do).  Parameters may follow,
-as in a codec's `spec`: `q4(block=64)`, `top_k(ratio=0.001,values=q8)`.
+Names are `exact`, `fp16`, `bf16`, `sign`, `ternary`, `q1` ... `q16`, `aqat`, `bounded`, `top_k`,
+`threshold`, `random_k`, `block_random_k`, and whatever third parties add: by `register`, or by an
+entry point of the group `mpiquant.codecs` that loads a function (a codec class will do).
+Parameters may follow, as in a codec's `spec`: `q4(block=64)`, `top_k(ratio=0.001,values=q8)`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from mpiquant.codecs.abc import Codec
 from mpiquant.codecs.aqat import AqatCodec
+from mpiquant.codecs.bounded import BoundedCodec
 from mpiquant.codecs.cast import BFloat16Codec, Float16Codec
 from mpiquant.codecs.identity import IdentityCodec
 from mpiquant.codecs.low_bit import LowBitCodec
@@ -38,6 +39,7 @@ _makers: dict[str, Callable[..., Codec]] = {
     "q2": partial(LowBitCodec, bits=2),
     **{f"q{bits}": partial(UniformCodec, bits=bits) for bits in range(3, 17)},
     "aqat": AqatCodec,
+    "bounded": BoundedCodec,
     "top_k": TopKCodec,
     "threshold": ThresholdCodec,
     "random_k": RandomKCodec,

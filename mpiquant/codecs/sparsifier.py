@@ -46,7 +46,7 @@ class Sparsifier(WithoutFormat):
     parts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.values.sparse or self.values.adaptive:
+        if isinstance(self.values, WithoutFormat):
             raise ValueError(f"values cannot be sent in {self.values.spec!r}")
         if self.scope not in ("layerwise", "global"):
             raise ValueError(f"scope is {self.scope!r}, expected 'layerwise' or 'global'")

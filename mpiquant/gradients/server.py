@@ -14,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiquant._comm import checked_comm
-from mpiquant.codecs import resolve
+from mpiquant.codecs import WithoutFormat, resolve
 from mpiquant.errors import CallTimeoutError
 from mpiquant.gradients._meeting import meet
 from mpiquant.gradients.optimizer import Optimizer
@@ -86,7 +86,7 @@ class ParameterServer:
         (self._dtype,) = dtypes
         self._count = sum(p.size for p in parameters.values())
         self._codec = resolve(codec, "parameters", (self._count,))
-        if self._codec.sparse or self._codec.adaptive:
+        if isinstance(self._codec, WithoutFormat):
             raise ValueError(f"a parameter server takes no {self._codec.spec!r}")
         self._rest = np.zeros(self._count, self._dtype)
         self._steps = 0

@@ -18,6 +18,7 @@ from mpiquant import _agreement, _control, _kernels
 from mpiquant.codecs import LowBitCodec, TernaryCodec, UniformCodec, by_name
 from mpiquant.codecs._block import BlockCodec
 from mpiquant.codecs.aqat import LEVELS, codec_of
+from mpiquant.codecs.bounded import INTEGERS
 from mpiquant.codecs.sparse_message import decode_message, encode_message
 from mpiquant.parts import HEADER_NBYTES, LAST, Assembly, Header, ends_of, read_part
 from mpiquant.pool import pool
@@ -43,7 +44,7 @@ class Finding(AssertionError):
 def run(seed: int, number: int, mutations: int = MUTATIONS) -> int:
     """One case: how many mutated messages were tried.
 
-    Every eighth is of headers, control messages, messages in parts and sparse ones.
+    Every eighth is of headers, control messages, messages in parts, sparse ones and integers.
     """
     rng = np.random.default_rng([seed, number])
     if number % 8 == 7:
@@ -52,7 +53,8 @@ def run(seed: int, number: int, mutations: int = MUTATIONS) -> int:
             check_control(rng)
             check_parts(rng)
             check_sparse(rng)
-        return 4 * mutations
+            check_integers(rng)
+        return 5 * mutations
     codec, dtype = COMBINATIONS[(number - number // 8) % len(COMBINATIONS)]
     check_codec(codec, dtype, rng, mutations)
     return mutations
@@ -455,3 +457,42 @@ def check_sparse(rng: np.random.Generator) -> None:
         raise Finding(f"{found.size} positions of {values.size} values, or not ascending")
     if found.size and not 0 <= found[0] <= found[-1] < total:
         raise Finding(f"positions {found[0]} to {found[-1]} of {total}")
+
+
+def check_integers(rng: np.random.Generator) -> None:
+    """A message of integers is refused with ValueError, or read alike by all instruction sets."""
+    count = any_count(rng, 128)
+    dtype = np.dtype(rng.choice([np.int32, np.int64]))
+    x = any_integers(rng, count, dtype)
+    whole = np.empty(INTEGERS.nbytes(count, dtype), np.uint8)
+    INTEGERS.encode(x, whole)
+    memory = Memory(rng)
+    wire = memory.hold(np.asarray(spoil(whole[: INTEGERS.used(whole)], rng)))
+    addend = memory.hold(any_integers(rng, count, dtype))
+    found = set()
+    for i, isa in enumerate(_kernels.available_isas()):
+        memory.fill = 0x11 * (i + 1)
+        out, total = memory.room(count, dtype), memory.room(count, dtype)
+        hop = memory.room(whole.size)
+        try:
+            with using(isa):
+                INTEGERS.decode(wire, out)
+                INTEGERS.decode_add(wire, addend, total)
+                INTEGERS.hop(wire, addend, hop)
+        except ValueError:
+            if any(np.any(each.view(np.uint8) != memory.fill) for each in (out, total)):
+                raise Finding("refused, but something was written") from None
+            found.add(None)
+            continue
+        finally:
+            memory.check()
+        found.add((out.tobytes(), total.tobytes(), hop[: INTEGERS.used(hop)].tobytes()))
+    if len(found) > 1:
+        raise Finding(f"{count} integers of {dtype} in {wire.size} bytes differ between ISAs")
+
+
+def any_integers(rng: np.random.Generator, count: int, dtype: np.dtype) -> np.ndarray:
+    """Integers of any width, constant or close to each other now and then."""
+    bits = int(rng.integers(1, 8 * dtype.itemsize))
+    x = rng.integers(-(1 << bits >> 1), 1 << bits >> 1, count, dtype=dtype, endpoint=False)
+    return rng.choice([x, np.cumsum(x, dtype=dtype), np.full(count, x[0])]).astype(dtype)

@@ -8,10 +8,10 @@ import pytest
 
 import mpiquant
 from mpiquant import codecs
-from mpiquant.codecs import Codec, LowBitCodec, UniformCodec, by_name
+from mpiquant.codecs import Codec, LowBitCodec, UniformCodec, WithoutFormat, by_name
 from mpiquant.config import Options, current, reload_environment
 
-WITH_A_FORMAT = [c for c in map(by_name, codecs.names()) if not c.adaptive and not c.sparse]
+WITH_A_FORMAT = [c for c in map(by_name, codecs.names()) if not isinstance(c, WithoutFormat)]
 EVERY = [
     *WITH_A_FORMAT,
     UniformCodec(bits=5, rounding="stochastic", seed=2),
