@@ -29,7 +29,7 @@ SHORT = 50
 
 RUNS = {
     "conv": {"steps": 400, "seeds": 5, "every": 20},
-    "gpt": {"steps": 600, "seeds": 1, "every": 20},
+    "gpt": {"steps": 500, "seeds": 1, "every": 20},
 }
 
 VENVS = {"conv": "mpich", "gpt": "torch"}

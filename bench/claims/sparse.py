@@ -140,7 +140,7 @@ def bounded(claims: Claims) -> None:
 # ---- training ----
 
 
-SEEDS, STEPS, GPT_STEPS = 5, 500, 600
+SEEDS, STEPS, GPT_STEPS = 5, 500, 500
 
 
 def training(claims: Claims) -> None:

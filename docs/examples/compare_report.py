@@ -18,6 +18,10 @@ import numpy as np
 SMOOTH = 3
 """Validations that a loss is the mean of."""
 
+ENDS = 0.8
+"""Part of its steps behind which exact training counts as ended; others may take all of them to get
+as far."""
+
 Record = dict[str, Any]
 
 
@@ -30,6 +34,12 @@ def smoothed(record: Record, column: int = 1) -> tuple[Any, Any]:
 
 def final(record: Record, column: int = 1) -> float:
     return float(smoothed(record, column)[1][-1])
+
+
+def target(exact: Record) -> float:
+    """The validation loss that exact training ends with."""
+    steps, losses = smoothed(exact)
+    return float(np.interp(ENDS * steps[-1], steps, losses))
 
 
 def steps_to(record: Record, loss: float) -> float | None:
@@ -53,7 +63,7 @@ def summarize(model: dict[str, Any]) -> list[Record]:
     exact, rows = runs["exact"], []
     for method, seeds in runs.items():
         shared = [seed for seed in seeds if seed in exact]
-        steps = [steps_to(seeds[seed], final(exact[seed])) for seed in shared]
+        steps = [steps_to(seeds[seed], target(exact[seed])) for seed in shared]
         reached = [s for s in steps if s is not None]
         row = {
             "method": method,

@@ -200,7 +200,7 @@ class GptTraining:
             else:
                 assert self.optimizer is not None
                 self.optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     def validate(self) -> tuple[float, float]:
         length, right, total = self.model.context, 0.0, 0.0
