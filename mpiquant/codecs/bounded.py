@@ -126,7 +126,7 @@ def rounding(largest: float, ranks: int, dtype: np.dtype) -> float:
 
 
 def exact_rounding(largest: float, ranks: int, dtype: np.dtype, *, mean: bool) -> float:
-    """What is lost in sums of floats, and then perhaps a mean; nothing in sums of subnormal ones."""
+    """What sums of floats lose, and then perhaps a mean; those of subnormal ones lose nothing."""
     info = np.finfo(dtype)
     if ranks * largest <= float(info.tiny):
         return ranks * float(info.smallest_subnormal) if mean else 0.0

@@ -15,10 +15,10 @@ LAYERS = (
     ("quick",),
     ("buckets", "request"),
     ("calls", "progress"),
-    ("sparse", "hierarchical"),
+    ("sparse", "hierarchical", "swap"),
     ("_call", "adaptive", "coded"),
     ("_comm", "execute", "_buffers"),
-    ("finals",),
+    ("finals", "sim"),
     ("job",),
     ("program", "parts", "_agreement", "_control"),
     ("plan", "feedback", "stats", "pool", "links"),
@@ -45,6 +45,7 @@ WITHOUT_MPI = (
     "pool",
     "finals",
     "trace",
+    "sim",
 )
 
 
