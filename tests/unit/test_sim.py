@@ -11,6 +11,7 @@ from mpiquant.collectives import ALGORITHMS
 from mpiquant.program import compile_program
 from mpiquant.rate import Trace
 from mpiquant.sim import WORKLOADS, Engine, KernelCost, Machine, Network, simulate, workload
+from mpiquant.sim.fast import EXCHANGES, Links, simulate_fast
 from mpiquant.sim.network import end_of
 
 ALPHA, BANDWIDTH = 50e-6, 1.25e8
@@ -170,3 +171,56 @@ def test_multiplications_are_those_of_the_published_models():
 def test_an_unknown_workload_is_named():
     with pytest.raises(ValueError, match="'lenet'; known are resnet50"):
         workload("lenet")
+
+
+# ---- many ranks at a time ----
+
+
+@pytest.mark.parametrize("algorithm", EXCHANGES)
+@pytest.mark.parametrize("name", ["exact", "q4", "q8"])
+@pytest.mark.parametrize("ranks", [2, 4, 7, 16])
+def test_the_fast_way_takes_the_same_times(algorithm, name, ranks):
+    codec = by_name(name)
+    if algorithm == "halving_doubling" and ranks == 7:
+        with pytest.raises(ValueError, match="not the same for all"):
+            simulate_fast(algorithm, 64, codec, Links(ranks, BANDWIDTH), FREE)
+        return
+    for per_rank, segment in ((1, None), (700, None), (700, 512), (5120, 1024)):
+        if algorithm == "halving_doubling" and segment is not None:
+            continue
+        network, links = wired(ranks), Links(ranks, BANDWIDTH, ALPHA)
+        args = (algorithm, per_rank * ranks, codec)
+        slow = simulate(*args, network, BUSY, segment=segment)
+        fast = simulate_fast(*args, links, BUSY, segment=segment)
+        np.testing.assert_allclose(fast.ends, slow.ends, rtol=1e-9)
+        np.testing.assert_allclose(fast.kernel_s, slow.kernel_s, rtol=1e-9)
+        assert fast.sent == slow.sent
+        assert fast.messages == slow.messages
+
+
+@pytest.mark.parametrize("ranks", [2, 5, 16])
+def test_rings_with_links_of_their_own_late_ranks_and_traces(ranks):
+    rng = np.random.default_rng(ranks)
+    ready = rng.uniform(0, 1e-3, ranks)
+    speeds = BANDWIDTH * rng.uniform(0.2, 2, ranks)
+    trace = Trace((0.0, 4e-4, 9e-4, 2e-3), (BANDWIDTH, BANDWIDTH / 7, BANDWIDTH, BANDWIDTH / 3))
+    args = ("ring", 5120 * ranks, by_name("q4"))
+    for network, links in (
+        (Network.of(ranks, tuple(speeds), ALPHA), Links(ranks, speeds, ALPHA)),
+        (Network.of(ranks, trace, ALPHA), Links(ranks, trace, ALPHA)),
+    ):
+        slow = simulate(*args, network, BUSY, segment=1024, ready=ready)
+        fast = simulate_fast(*args, links, BUSY, segment=1024, ready=ready)
+        np.testing.assert_allclose(fast.ends, slow.ends, rtol=1e-9)
+
+
+def test_segments_make_ranks_of_halving_and_doubling_unlike():
+    with pytest.raises(ValueError, match="not the same for all"):
+        simulate_fast("halving_doubling", 64, EXACT, Links(4, BANDWIDTH), FREE, segment=8)
+
+
+def test_very_many_ranks():
+    ranks = 4096
+    found = simulate_fast("halving_doubling", 64 * ranks, EXACT, Links(ranks, 1e9, 1e-5), FREE)
+    right = 24 * 1e-5 + 2 * (ranks - 1) * 256 / 1e9
+    assert math.isclose(found.time_s, right, rel_tol=1e-9)
