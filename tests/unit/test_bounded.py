@@ -252,7 +252,7 @@ def summed(parts, codec, *, mean=False):
     return total / dtype.type(ranks) if mean else total
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     ranks=st.integers(1, 9),

@@ -192,7 +192,7 @@ def test_reduce_scatter_and_allgather(algorithm, size):
             np.testing.assert_array_equal(out, np.concatenate(inputs))
 
 
-@pytest.mark.parametrize("size", SIZES[1:])
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
 @pytest.mark.parametrize("kind", ["allreduce", "reduce_scatter", "allgather"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_messages_of_many_lengths(algorithm, kind, size):
