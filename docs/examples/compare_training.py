@@ -265,7 +265,8 @@ def _costs(training: Training, method: Method, clock: Clock, count: int) -> dict
     rows = report.buckets
     phases["wait"] = 1e3 * (report.wire_wait_s + report.peer_wait_s)
     # Waits are a part of the update (gpt) or of the forward pass (conv).
-    phases["update" if "update" in phases else "forward"] -= phases["wait"]
+    whole = "update" if "update" in phases else "forward"
+    phases[whole] = max(phases[whole] - phases["wait"], 0.0)
     phases["encode"] = 1e3 * sum(row.encode_s for row in rows)
     phases["decode"] = 1e3 * sum(row.decode_s for row in rows)
     return {"sent": sum(row.sent_nbytes for row in rows), "phases": phases}
