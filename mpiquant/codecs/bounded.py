@@ -36,7 +36,8 @@ class BoundedCodec(WithoutFormat):
     Parameters
     ----------
     absolute : float, optional
-        Largest |result - exact result|, in the unit of the values; of a mean, that of the mean.
+        Largest difference between a result and the exact one, in the unit of the values; of a mean,
+        that of the mean.
     relative : float, optional
         The same over the largest magnitude of any element of any rank, which is worked out in every
         call.  By default 0.001, if no absolute one is given.
