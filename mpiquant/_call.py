@@ -113,15 +113,17 @@ class Call:
         named = f" of {self.name!r}" if self.name else ""
         return f"{kind} number {self.seq}{named} on rank {self.channel.rank}"
 
-    def adopt(self, plan: Plan, receiving: MPI.Request | None, sending: MPI.Request | None) -> None:
+    def adopt(
+        self, plan: Plan, receiving: Sequence[MPI.Request], sending: Sequence[MPI.Request]
+    ) -> None:
         """Take over a known plan, and messages with the other of two ranks, that began before."""
         self.plan = plan
         self._set_tag(self.channel.agreed[plan.hash])
-        if receiving is not None and sending is not None:
-            peer = 1 - self.channel.rank
-            self.recvs.append((peer, receiving))
-            self.sends.append(sending)
-            self.sent[peer, 0] = 1
+        peer = 1 - self.channel.rank
+        self.recvs.extend((peer, request) for request in receiving)
+        self.sends.extend(sending)
+        if sending:
+            self.sent[peer, 0] = len(sending)
 
     # ---- life ----
 

@@ -179,7 +179,8 @@ def _go_on(
         else:
             yield from finish_first(call, request, x, out, op)
 
-    return _become(channel, plan, timeout, seq, request, sending, rest, out, mean)
+    exchange = ([], []) if sending is None else ([request], [sending])
+    return _become(channel, plan, timeout, seq, exchange, rest, out, mean)
 
 
 def _become(
@@ -187,8 +188,7 @@ def _become(
     plan: Plan,
     timeout: float | None,
     seq: int,
-    request: MPI.Request,
-    sending: MPI.Request | None,
+    exchange: tuple[list[MPI.Request], list[MPI.Request]],
     rest: Callable[[Call], Steps[None]],
     out: Array,
     mean: bool,
@@ -200,7 +200,7 @@ def _become(
         yield from rest(call)
         return _finish(channel, out, mean)
 
-    call.adopt(plan, request if sending is not None else None, sending)
+    call.adopt(plan, *exchange)
     call.launch(body())
     return call
 
@@ -227,17 +227,18 @@ def _swap_halves(
         yield from finish_halves(call, out)
 
     if not _comes_soon(request, sending):
-        return become(request, sending, from_first, out, mean)
+        return become(([request], [sending]), from_first, out, mean)
     op.Reduce_local(x[ours], out[ours])
-    request = channel.comm.Irecv(out[theirs], peer, tag)
-    sending = channel.comm.Isend(out[ours], peer, tag)
+    back = channel.comm.Irecv(out[theirs], peer, tag)
+    forth = channel.comm.Isend(out[ours], peer, tag)
 
     def from_second(call: Call) -> Steps[None]:
-        yield from call.until_from(request, peer)
-        yield from call.until(sending)
+        yield from call.until_from(back, peer)
+        yield from call.until(forth)
 
-    if not _comes_soon(request, sending):
-        return become(request, sending, from_second, out, mean)
+    if not _comes_soon(back, forth):
+        # With the first exchange, which counts where a fault ends the call.
+        return become(([request, back], [sending, forth]), from_second, out, mean)
     return _finish(channel, out, mean)
 
 
