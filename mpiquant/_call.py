@@ -34,7 +34,7 @@ from mpiquant._agreement import HEADER_NBYTES, Plan, difference, read_header
 from mpiquant._comm import HEADER_TAG, ROUNDS, Channel, data_tag, in_flight, lock
 from mpiquant._control import Answer, Fault, Question
 from mpiquant.errors import AgreementError, CallTimeoutError, RemoteTypeError
-from mpiquant.typing import Bytes
+from mpiquant.typing import Array, Bytes
 
 FAULT_S = 10.0
 """How long a failing rank waits for the others before it raises alone."""
@@ -88,6 +88,7 @@ class Call:
         self.tag = 0  # of the data: known with the plan
         self.plan: Plan | None = None
         self.opened = False
+        self.alone = False  # whether no later call is opened before this one has ended
         self.done = False
         self.failing = False
         self.error: BaseException | None = None
@@ -259,20 +260,22 @@ class Call:
 
     def any(self, flag: bool) -> Steps[bool]:
         """Whether the flag is set on any rank."""
-        return (yield from self.largest(float(flag))) > 0
+        (found,) = yield from self.largest([flag])
+        return found > 0
 
-    def largest(self, value: float) -> Steps[float]:
-        """The largest value of all ranks: a dissemination, with messages of this call."""
+    def largest(self, values: Sequence[float]) -> Steps[Array]:
+        """The largest of each value on all ranks: a dissemination, with messages of this call."""
         size, rank, offset = self.channel.size, self.channel.rank, 1
+        found = np.array(values, np.float64)
         while offset < size:
             left = (rank - offset) % size
-            buffer = np.empty(1)
+            buffer = np.empty_like(found)
             request = self.irecv(buffer.view(np.uint8), left)
-            self.isend(np.array([value]).view(np.uint8), (rank + offset) % size)
+            self.isend(found.view(np.uint8), (rank + offset) % size)
             yield from self.until_from(request, left)
-            value = max(value, float(buffer[0]))
+            found = np.maximum(found, buffer)
             offset *= 2
-        return value
+        return found
 
     # ---- agreement ----
 

@@ -64,6 +64,7 @@ class CallLike(Protocol):
     deadline: float
     done: bool
     opened: bool
+    alone: bool
 
     def step(self) -> bool: ...
 
@@ -96,6 +97,7 @@ class Channel:
         self.links = Links()
         self.agreed: dict[int, int] = {}  # hash of a known plan: its number, alike on all ranks
         self.quick: dict[Any, Any] = {}  # what small native calls were found to need
+        self.tuners: dict[Any, Any] = {}  # of calls with the codec "auto", by their kind
         self.faults: dict[int, dict[int, Fault]] = {}  # call number: rank: what it said
         self.told: list[tuple[MPI.Request, bytes]] = []
         self.abandoned: list[object] = []  # keeps the buffers of what never ended
@@ -152,7 +154,8 @@ class Channel:
     def _may_open(self) -> bool:
         if not self.queue or self.recovering or len(self.running) >= OPEN_CALLS:
             return False
-        return not self.running or self.running[-1].opened
+        last = self.running[-1] if self.running else None
+        return last is None or (last.opened and not last.alone)
 
     def _step(self, call: CallLike) -> bool:
         if call.done:  # an earlier one of this round gave the communicator up

@@ -6,6 +6,7 @@ agreed on with the other ranks and runs, on the schedules or natively.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -18,7 +19,8 @@ from mpiquant._agreement import Plan, plan_of
 from mpiquant._call import Call, Steps
 from mpiquant._comm import Channel
 from mpiquant.adaptive import AdaptiveExecution
-from mpiquant.codecs import EXACT, AqatCodec, BoundedCodec, Codec, Sparsifier
+from mpiquant.auto import tuner_of
+from mpiquant.codecs import EXACT, AqatCodec, AutoCodec, BoundedCodec, Codec, Sparsifier
 from mpiquant.codecs._block import mix_key
 from mpiquant.codecs.bounded import INTEGERS, largest_magnitude, rounding
 from mpiquant.coded import CodedExecution
@@ -137,17 +139,22 @@ def plan_for(
 
 
 def collective(
-    job: Job, call: Call, options: Options, stats: Stats, *, blocking: bool
+    job: Job, call: Call, options: Options, stats: Stats, *, blocking: bool, why: str | None = None
 ) -> Steps[bool]:
     """Carry out a job; True if the result has non-finite values (only told with feedback).
 
-    Collective over the channel's communicator.
+    Collective over the channel's communicator.  `why` is the reason that is given instead of the
+    chooser's.
     """
     channel = call.channel
     if channel.size == 1:
         return _run_alone(job, stats)
     choice = decide(job, options, channel.size)
+    if why is not None:
+        choice = replace(choice, reason=why)
     codec = job.codec if choice.compress else EXACT
+    if isinstance(codec, AutoCodec):
+        return (yield from _run_auto(job, call, codec, options, stats, blocking=blocking))
     if isinstance(codec, Sparsifier) and codec.shared:
         return (yield from _run_shared(job, call, codec, options, stats, blocking=blocking))
     found = None
@@ -168,6 +175,31 @@ def collective(
     if isinstance(codec, BoundedCodec):
         return (yield from _run_bounded(job, call, codec, choice.algorithm, options, stats))
     return (yield from _run_dense(job, call, codec, choice.algorithm, options, stats))
+
+
+def _run_auto(
+    job: Job, call: Call, codec: AutoCodec, options: Options, stats: Stats, *, blocking: bool
+) -> Steps[bool]:
+    """Run a job the way that its tuner says, and tell the tuner what that took."""
+    tuner = tuner_of(job, codec, options, call.channel, blocking=blocking)
+    turn = tuner.turn()
+    # What the ranks then agree on is to be known where the next call is opened.
+    call.alone = turn.closes
+    begin = time.perf_counter()
+    nonfinite = yield from collective(
+        replace(job, codec=turn.way.codec),
+        call,
+        replace(options, algorithm=turn.way.algorithm),
+        stats,
+        blocking=blocking,
+        why=turn.reason,
+    )
+    tuner.note(turn, time.perf_counter() - begin)
+    if turn.closes:
+        told = [math.inf] * len(tuner.ways) if turn.asks else tuner.times
+        least = -(yield from call.largest([-seconds for seconds in told]))
+        (tuner.expect if turn.asks else tuner.agree)([float(seconds) for seconds in least])
+    return nonfinite
 
 
 def _run_dense(
@@ -315,7 +347,8 @@ def _run_bounded(
         made = own
     rest = None if job.rest is None else job.rest[mine]
     source = job.x if rest is None else rest
-    largest = yield from call.largest(largest_magnitude(source))
+    (magnitude,) = yield from call.largest([largest_magnitude(source)])
+    largest = float(magnitude)
     step = codec.step(largest, size, dtype, mean=job.mean)
     if step is None:
         return (yield from _run_dense(job, call, EXACT, algorithm, options, stats))
@@ -328,7 +361,8 @@ def _run_bounded(
     begin = time.perf_counter()
     _kernels.from_integers(integers[made], step, job.out[made])
     stats.decode_s += time.perf_counter() - begin
-    bound = size * (yield from call.largest(lost)) + rounding(largest, size, dtype)
+    (loss,) = yield from call.largest([lost])
+    bound = size * float(loss) + rounding(largest, size, dtype)
     stats.error_bound = max(stats.error_bound or 0.0, bound / size if job.mean else bound)
     return False
 

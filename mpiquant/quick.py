@@ -21,10 +21,12 @@ from mpiquant import calls, trace
 from mpiquant._agreement import HEADER_NBYTES, Plan
 from mpiquant._call import Call, HeaderExchange, Steps, agreement_offsets
 from mpiquant._comm import HEADER_TAG, ROUNDS, Channel, data_tag, find_channel, in_flight
+from mpiquant.auto import tuner_of
 from mpiquant.buckets import Item, Terms
-from mpiquant.codecs import EXACT
+from mpiquant.codecs import EXACT, AutoCodec
 from mpiquant.config import Options, context, current, defaults
 from mpiquant.job import Job
+from mpiquant.plan import Choice, Tuner
 from mpiquant.swap import Swap, finish_first, finish_halves, halves, swap_of
 from mpiquant.typing import Array, CommLike
 
@@ -50,9 +52,11 @@ class Known(NamedTuple):
     mpi_type: MPI.Datatype
     mpi_op: MPI.Op
     mean: bool
+    tuner: Tuner | None
+    """What chose MPI's own reduction, if it was not the only one, and may choose another."""
 
 
-_NOTHING = (None, -1, *[None] * 10)
+_NOTHING = (None, -1, *[None] * 11)
 _last: list[Any] = [_NOTHING]
 """The kind of the last quick call, to be compared without hashing: a loop often makes but one."""
 
@@ -90,7 +94,7 @@ def reduce(
         if known is None:
             return None
         channel, plan, swap, *rest = known[6:]
-    mpi_type, mpi_op, mean = rest
+    mpi_type, mpi_op, mean, tuner = rest
     if channel.broken or channel.faults:
         return None
     if out is None:
@@ -106,6 +110,10 @@ def reduce(
     if not channel.lock.acquire(False):
         return None
     try:
+        if tuner is not None:
+            if tuner.settled is not tuner.ways[0]:
+                return None
+            tuner.skip()
         if plan.blocking:
             return _block(channel, plan, options.timeout, x, out, mpi_op, mean)
         seq = channel.seq
@@ -298,7 +306,11 @@ def remember(terms: Terms, item: Item) -> None:
     ):
         return
     job = Job("allreduce", terms.name, x, x, None, terms.op, terms.mean, item.codec, False, False)
-    choice = calls.decide(job, options, channel.size)
+    choice, tuner = calls.decide(job, options, channel.size), None
+    if choice.compress and isinstance(job.codec, AutoCodec):
+        tuner = tuner_of(job, job.codec, options, channel, blocking=True)
+        if tuner.settled is not None and tuner.settled.algorithm == "native":
+            choice = Choice("native", False, tuner.reason)
     swap = swap_of(job.kind, job.op, x.nbytes, channel)
     if choice.algorithm != "native" or swap is Swap.PIECES:
         return
@@ -312,4 +324,4 @@ def remember(terms: Terms, item: Item) -> None:
     for op in spellings:
         key = (x.size, x.dtype, op, name, id(options))
         place = (None, x.size, x.dtype, op, name, options)
-        channel.quick[key] = Known(*place, channel, plan, swap, mpi_type, terms.op, terms.mean)
+        channel.quick[key] = Known(*place, channel, plan, swap, mpi_type, terms.op, terms.mean, tuner)

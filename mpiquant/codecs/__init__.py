@@ -2,6 +2,7 @@
 
 from mpiquant.codecs.abc import Codec, WithoutFormat
 from mpiquant.codecs.aqat import AqatCodec
+from mpiquant.codecs.auto import AutoCodec
 from mpiquant.codecs.bounded import BoundedCodec
 from mpiquant.codecs.cast import BFloat16Codec, Float16Codec
 from mpiquant.codecs.identity import IdentityCodec
@@ -16,6 +17,7 @@ from mpiquant.codecs.uniform import UniformCodec
 
 __all__ = [
     "AqatCodec",
+    "AutoCodec",
     "BFloat16Codec",
     "BlockRandomKCodec",
     "BoundedCodec",

@@ -1,7 +1,7 @@
 """From what a user writes to a codec.
 
-Names are `exact`, `fp16`, `bf16`, `sign`, `ternary`, `q1` ... `q16`, `aqat`, `bounded`, `top_k`,
-`threshold`, `random_k`, `block_random_k`, and whatever third parties add: by `register`, or by an
+Names are `exact`, `fp16`, `bf16`, `sign`, `ternary`, `q1` ... `q16`, `aqat`, `auto`, `bounded`,
+`top_k`, `threshold`, `random_k`, `block_random_k`, and whatever third parties add: by `register`, or by an
 entry point of the group `mpiquant.codecs` that loads a function (a codec class will do).
 Parameters may follow, as in a codec's `spec`: `q4(block=64)`, `top_k(ratio=0.001,values=q8)`.
 """
@@ -16,6 +16,7 @@ from typing import Any
 
 from mpiquant.codecs.abc import Codec
 from mpiquant.codecs.aqat import AqatCodec
+from mpiquant.codecs.auto import AutoCodec
 from mpiquant.codecs.bounded import BoundedCodec
 from mpiquant.codecs.cast import BFloat16Codec, Float16Codec
 from mpiquant.codecs.identity import IdentityCodec
@@ -39,6 +40,7 @@ _makers: dict[str, Callable[..., Codec]] = {
     "q2": partial(LowBitCodec, bits=2),
     **{f"q{bits}": partial(UniformCodec, bits=bits) for bits in range(3, 17)},
     "aqat": AqatCodec,
+    "auto": AutoCodec,
     "bounded": BoundedCodec,
     "top_k": TopKCodec,
     "threshold": ThresholdCodec,
@@ -103,7 +105,7 @@ def split_names(text: str) -> list[str]:
 
 
 def _parse(text: str) -> tuple[str, dict[str, Any]]:
-    """`name(key=value,...)`: numbers as such, lengths a+b+c as tuples, `values` as a codec."""
+    """`name(key=value,...)`: numbers as such, a+b+c as tuples, `values` and `choices` as codecs."""
     name, opened, rest = text.partition("(")
     if not opened:
         return text, {}
@@ -116,6 +118,8 @@ def _parse(text: str) -> tuple[str, dict[str, Any]]:
 def _value(key: str, text: str) -> Any:
     if key == "values":
         return by_name(text)
+    if key == "choices":
+        return tuple(by_name(name) for name in text.split("+"))
     if key == "parts":
         return tuple(int(length) for length in text.split("+"))
     for kind in (int, float):

@@ -15,7 +15,7 @@ LAYERS = (
     ("quick",),
     ("buckets", "request"),
     ("calls", "progress"),
-    ("sparse", "hierarchical", "swap"),
+    ("sparse", "hierarchical", "swap", "auto"),
     ("_call", "adaptive", "coded"),
     ("_comm", "execute", "_buffers"),
     ("finals", "sim"),
