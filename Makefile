@@ -12,7 +12,7 @@ export OMP_NUM_THREADS := 1
 export OPENBLAS_NUM_THREADS := 1
 
 .PHONY: demo test test-unit test-mpich test-openmpi test-torch fuzz lint docs claims-main claims-runtime \
-  claims-lab claims-aqat claims-cerar claims-sparse peers study compare clean
+  claims-lab claims-aqat claims-cerar claims-sparse claims-sim peers study compare clean
 
 demo: $(VENV)/mpich.demo
 	timeout 240 $(VENV)/mpich/bin/mpiexec -n 4 $(VENV)/mpich/bin/python -m mpi4py \
@@ -87,6 +87,10 @@ claims-cerar: $(VENV)/mpich.demo $(VENV)/mpich.test
 # Sparse sums, their costs, and training with them.
 claims-sparse: $(VENV)/mpich.demo $(VENV)/mpich.test $(VENV)/torch.test
 	$(VENV)/mpich/bin/python bench/claims/sparse.py
+
+# Simulations, predictions and `auto`, against real runs.
+claims-sim: $(VENV)/mpich.test $(VENV)/openmpi.test
+	$(VENV)/mpich/bin/python bench/claims/sim.py
 
 # Other allreduces, and our own at many sizes, rates and numbers of ranks, on emulated clusters;
 # the results go to bench/results.

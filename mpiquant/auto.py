@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from mpiquant._comm import Channel, Nodes
+from mpiquant._comm import Channel, Nodes, logger
 from mpiquant.codecs import EXACT, AutoCodec
 from mpiquant.collectives import HIERARCHICAL, canonical
 from mpiquant.config import Options
 from mpiquant.job import Job
 from mpiquant.plan import MANY_RANKS, Tuner, Way
+from mpiquant.plan.predict import predict
+from mpiquant.plan.profile import Profile, default_file
 
 CLASSES = 4
 """Classes of lengths for each factor of two: the lengths of one differ by 19 % at most."""
@@ -47,3 +50,32 @@ def tuner_of(
         found = Tuner(ways_of(job, codec, algorithm, channel.nodes))
         channel.tuners[key] = found
     return found
+
+
+def expected(ways: Sequence[Way], nbytes: int, channel: Channel) -> list[float]:
+    """What rank 0's profile says of each way, in seconds; infinite where nothing is known."""
+    profile = _profile(channel) if channel.rank == 0 else None
+    return [math.inf if profile is None else _predicted(profile, way, nbytes) for way in ways]
+
+
+def _profile(channel: Channel) -> Profile | None:
+    """The profile of such a job, if it was calibrated."""
+    hosts = [0] * channel.size
+    for number, ranks in enumerate(channel.nodes):
+        for rank in ranks:
+            hosts[rank] = number
+    file = default_file(channel.vendor, hosts)
+    if not file.exists():
+        return None
+    try:
+        return Profile.load(file).with_hosts(hosts)
+    except (OSError, ValueError) as error:
+        logger.warning("auto goes without a profile: %s", error)
+        return None
+
+
+def _predicted(profile: Profile, way: Way, nbytes: int) -> float:
+    try:
+        return predict(profile, way.algorithm, way.codec, nbytes).seconds
+    except ValueError:  # not everything can be predicted
+        return math.inf

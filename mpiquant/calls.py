@@ -6,7 +6,6 @@ agreed on with the other ranks and runs, on the schedules or natively.
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -19,7 +18,7 @@ from mpiquant._agreement import Plan, plan_of
 from mpiquant._call import Call, Steps
 from mpiquant._comm import Channel
 from mpiquant.adaptive import AdaptiveExecution
-from mpiquant.auto import tuner_of
+from mpiquant.auto import expected, tuner_of
 from mpiquant.codecs import EXACT, AqatCodec, AutoCodec, BoundedCodec, Codec, Sparsifier
 from mpiquant.codecs._block import mix_key
 from mpiquant.codecs.bounded import INTEGERS, largest_magnitude, rounding
@@ -196,7 +195,9 @@ def _run_auto(
     )
     tuner.note(turn, time.perf_counter() - begin)
     if turn.closes:
-        told = [math.inf] * len(tuner.ways) if turn.asks else tuner.times
+        told = tuner.times
+        if turn.asks:
+            told = expected(tuner.ways, job.out.nbytes, call.channel)
         least = -(yield from call.largest([-seconds for seconds in told]))
         (tuner.expect if turn.asks else tuner.agree)([float(seconds) for seconds in least])
     return nonfinite

@@ -83,8 +83,8 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of "8", "32K", "4M" or "1G" (powers of 1024)."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)", text, re.IGNORECASE)
+    """Bytes of "8", "32K", "4M" or "1GB" (powers of 1024)."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)B?", text, re.IGNORECASE)
     power = ("", "K", "M", "G").index(match[2].upper()) if match else 0
     size = int(float(match[1]) * 1024**power) if match else 0
     if size < 1:

@@ -132,7 +132,7 @@ def _works(
         return _sparse_kernels(codec, x, y)
     granule = codec.granule
     length = max(granule, arguments.segment // granule * granule)
-    return _kernels_of(codec, x, y, length, arguments.pool)
+    return kernels_of(codec, x, y, length, arguments.pool)
 
 
 def _sparse_kernels(codec: Sparsifier, x: Array, y: Array) -> dict[str, Callable[[], object]]:
@@ -159,7 +159,7 @@ def _sparse_kernels(codec: Sparsifier, x: Array, y: Array) -> dict[str, Callable
     }
 
 
-def _kernels_of(
+def kernels_of(
     codec: Codec, x: Array, y: Array, length: int, pool: int
 ) -> dict[str, Callable[[], object]]:
     """What to time; `unfused` is the hop as decode, np.add and encode one after the other."""

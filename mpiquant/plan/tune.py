@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from mpiquant.codecs import Codec
+from mpiquant.plan.shown import shown
 
 ROUNDS = 3
 """Rounds that count."""
@@ -199,16 +200,9 @@ class Tuner:
         best = next(i for i in self._alive if medians[i] <= ENOUGH * fastest)
         self.best, self.chosen_s, self.period = best, medians[best], LATER
         others = [i for i in range(len(self.ways)) if i != best and math.isfinite(medians[i])]
-        self.reason = f"auto measured {self.ways[best]} at {_shown(medians[best])}"
+        self.reason = f"auto measured {self.ways[best]} at {shown(medians[best])}"
         if others:
             second = min(others, key=lambda i: medians[i])
-            self.reason += f", the next best, {self.ways[second]}, at {_shown(medians[second])}"
+            self.reason += f", the next best, {self.ways[second]}, at {shown(medians[second])}"
         self._begin(self.period, SAMPLES)
 
-
-def _shown(seconds: float) -> str:
-    """A time with three digits."""
-    for unit, factor in (("s", 1.0), ("ms", 1e3)):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"

@@ -17,6 +17,13 @@ ENOUGH = 2 + (ROUNDS + 1) * 8
 """Calls after which a choice was made: of native, ring, and two codecs with three algorithms."""
 
 
+@pytest.fixture(autouse=True)
+def nothing_known(comm):
+    """Choices of other tests are forgotten, on all ranks."""
+    channel_of(comm).tuners.clear()
+    channel_of(comm).quick.clear()
+
+
 @pytest.fixture
 def pretend(monkeypatch):
     """Say what calls take, by algorithm and codec; 1 s otherwise."""
