@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mpiquant.api import Allreduce, Iallreduce, allgather, allreduce, iallreduce, reduce_scatter
     from mpiquant.codecs import (
         AqatCodec,
+        AutoCodec,
         BFloat16Codec,
         BlockRandomKCodec,
         BoundedCodec,
@@ -62,6 +63,7 @@ _HOMES = {
     "api": ("Allreduce", "Iallreduce", "allgather", "allreduce", "iallreduce", "reduce_scatter"),
     "codecs": (
         "AqatCodec",
+        "AutoCodec",
         "BFloat16Codec",
         "BlockRandomKCodec",
         "BoundedCodec",
@@ -111,6 +113,7 @@ __all__ = [
     "AgreementError",
     "Allreduce",
     "AqatCodec",
+    "AutoCodec",
     "BFloat16Codec",
     "BlockRandomKCodec",
     "BoundedCodec",

@@ -204,8 +204,8 @@ def allreduce(
     comm : MPI.Intracomm, optional
         COMM_WORLD by default.
     codec : str, Codec or callable, optional
-        "exact", "fp16", "bf16", "q1" ... "q16", "sign", "ternary", "aqat", "bounded", "top_k",
-        "threshold", "random_k", "block_random_k", one of these with parameters, as
+        "exact", "fp16", "bf16", "q1" ... "q16", "sign", "ternary", "aqat", "auto", "bounded",
+        "top_k", "threshold", "random_k", "block_random_k", one of these with parameters, as
         "top_k(ratio=0.001)", a codec object, or a policy `name, shape -> codec`.  Default: that of
         `options` or MPIQUANT_CODEC; without any, exact.
     algorithm : str

@@ -8,6 +8,7 @@ import mpiquant
 from mpiquant import api
 from mpiquant._comm import channel_of
 from mpiquant.plan import Tuner
+from mpiquant.plan.profile import Profile
 from mpiquant.plan.tune import LATER, ROUNDS, SAMPLES
 
 pytestmark = pytest.mark.mpi
@@ -169,3 +170,36 @@ def test_after_a_fault_the_trial_goes_on(comm):
         with together(comm):
             assert not bad
             assert np.linalg.norm(got - right) < 0.3 * np.linalg.norm(right)
+
+
+def test_a_profile_says_what_need_not_be_tried(comm, tmp_path, monkeypatch):
+    """Only rank 0 has it; all ranks go by it."""
+    if comm.size == 1:
+        pytest.skip("one rank has nothing to choose")
+    x, _ = normals(comm, 20_000)
+    monkeypatch.delenv("MPIQUANT_PROFILE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if comm.rank == 0:
+        file = tmp_path / "profile.json"
+        Profile.of(comm.size, 1e6).save(file)  # a wire so slow that only bytes count
+        monkeypatch.setenv("MPIQUANT_PROFILE", str(file))
+    tried = set()
+    for _ in range(ENOUGH):
+        _, stats = mpiquant.allreduce(x, comm=comm, codec=AUTO, stats=True)
+        tried.add((stats.algorithm, stats.codec))
+    with together(comm):
+        assert ("ring", "exact") not in tried
+        assert {("native", "exact"), ("ring", "q4")} <= tried
+
+
+def test_a_profile_that_is_none_is_no_harm(comm, tmp_path, monkeypatch, caplog):
+    if comm.size == 1:
+        pytest.skip("one rank has nothing to choose")
+    file = tmp_path / "profile.json"
+    file.write_text("{}")
+    monkeypatch.setenv("MPIQUANT_PROFILE", str(file))
+    x, right = normals(comm, 20_000)
+    got = mpiquant.allreduce(x, comm=comm, codec=AUTO)
+    with together(comm):
+        np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-4)
+        assert ("goes without a profile" in caplog.text) == (comm.rank == 0)
