@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mpiquant import __version__
-from mpiquant.cli import bench_collectives, bench_compare, bench_kernels, info, job, report
+from mpiquant.cli import bench_collectives, bench_compare, bench_kernels, info, job, report, sim
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -45,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     info.add_parser(commands)
     report.add_parser(commands)
+    sim.add_parser(commands)
     bench = commands.add_parser("bench", help="measure on this machine")
     files: dict[str, Any] = {"nargs": 2, "type": Path, "metavar": ("A", "B")}
     bench.add_argument("--compare", help="two files of --json, side by side", **files)
