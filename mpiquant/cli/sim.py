@@ -90,7 +90,7 @@ def parse_seconds(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(|s|ms|us)", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no time, expected such as 50us, 80ms, 1.5s")
-    return float(match[1]) * {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}[match[2]]
+    return float(match[1]) / {"": 1, "s": 1, "ms": 1000, "us": 1_000_000}[match[2]]
 
 
 def read_trace(file: Path) -> list[tuple[float, float, int | None]]:

@@ -147,9 +147,12 @@ def shared_bits_of(
     caps[..., which] = np.inf
     order = np.argsort(caps, axis=-1, kind="stable")
     ends_in_order, counts, takes = (np.take_along_axis(a, order, -1) for a in (ends, left, caps))
-    due = np.where(ends_in_order[..., None, :] <= ends[..., :, None], counts[..., None, :], 0.0)
     matters = (ends >= ends[..., which, None]) & (left > 0)
-    return np.asarray(np.where(matters, _levels(room, due, takes), np.inf).min(axis=-1))
+    some = matters.reshape(-1, matters.shape[-1]).any(axis=0)  # of all ranks, if they are many
+    ends, room, matters = ends[..., some], room[..., some], matters[..., some]
+    due = np.where(ends_in_order[..., None, :] <= ends[..., :, None], counts[..., None, :], 0.0)
+    allowed = np.where(matters, _levels(room, due, takes), np.inf)
+    return np.asarray(allowed.min(axis=-1, initial=np.inf))
 
 
 def _levels(room: Floats, due: Floats, most: Floats) -> Floats:

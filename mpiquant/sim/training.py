@@ -192,6 +192,11 @@ class Training:
     order : {"deadline", "arrival"}
         Which call's messages go first.
 
+    Attributes
+    ----------
+    now : (ranks,) array
+        When each rank begins its next iteration.
+
     Raises
     ------
     ValueError
@@ -230,7 +235,7 @@ class Training:
             processors=cluster.ranks_per_node if self.nested else 1,
         )
         self._rng = np.random.default_rng(self.seed)
-        self._now = np.zeros(cluster.ranks)
+        self.now = np.zeros(cluster.ranks)
 
     def _course(self, part: Part) -> Course:
         algorithm = "ring" if self.nested else self.scheme.algorithm
@@ -262,7 +267,7 @@ class Training:
 
     def step(self) -> Iteration:
         """One iteration: from the beginning of a backward pass to that of the next one."""
-        begin = self._now
+        begin = self.now
         ahead_s, back_s = self.load.draw(self.cluster.ranks, self._rng)
         forward = [part.forward_s * ahead_s for part in self.parts]
         ready = list(begin + np.cumsum([p.backward_s * back_s for p in self.parts], axis=0))
@@ -275,7 +280,7 @@ class Training:
             needs[k] = now
             waits[k] = np.maximum(done[k] - now, 0.0)
             now = now + waits[k] + forward[k]
-        self._now = now
+        self.now = now
         times = _Times(*map(np.array, (ready, needs, waits, done, overlaps)))
         return self._iteration(begin, times, calls)
 
@@ -335,8 +340,8 @@ class Training:
     ) -> Iteration:
         wire, peer = split_waits(times.ready.T, times.needs.T, times.waits.T)
         hid = overlap_s(times.done.T - times.ready.max(axis=1), wire)
-        computed = self._now - begin - times.waits.sum(axis=0)
-        first_s, last_s = float(begin.min()), float(self._now.max())
+        computed = self.now - begin - times.waits.sum(axis=0)
+        first_s, last_s = float(begin.min()), float(self.now.max())
         slow = self.cluster.bandwidths.slowest(first_s, last_s)
         volumes = np.array([call.course.volume for call in calls], np.float64)
         sizes = np.array([part.values for part in self.parts], np.float64)
@@ -344,7 +349,7 @@ class Training:
         errors = np.array([call.squared_error for call in calls])
         return Iteration(
             begin_s=first_s,
-            time_s=float((self._now - begin).mean()),
+            time_s=float((self.now - begin).mean()),
             compute_s=float(computed.mean()),
             wire_wait_s=float(wire.sum(axis=1).mean()),
             peer_wait_s=float(peer.sum(axis=1).mean()),

@@ -118,7 +118,8 @@ def ahead(ranks: int, distance: int) -> NDArray[np.intp]:
 
 def behind(values: Floats, distance: int) -> Floats:
     """What the rank at a distance behind each one has."""
-    return np.roll(values, distance)
+    distance %= len(values)
+    return np.concatenate([values[len(values) - distance :], values[: len(values) - distance]])
 
 
 def windowed(

@@ -59,7 +59,7 @@ def alike_layers(count, values, step_s):
     return Workload("some", tuple(layers), step_s)
 
 
-def trained(name, ranks=8, model=None, iterations=12, cluster=None, **options):
+def trained(name, ranks=8, model=None, iterations=6, cluster=None, **options):
     model = model or alike_layers(12, 2_000_000, 2.0)
     training = Training(model, scheme_of(name), cluster or steady(ranks), **options)
     return training.run(iterations)
@@ -263,7 +263,7 @@ def test_nothing_waits_when_computation_is_long():
 
 
 @pytest.mark.parametrize("name", ["aqat", "aqat@halving_doubling"])
-@pytest.mark.parametrize("step_s", [1.0, 2.0, 4.0])
+@pytest.mark.parametrize("step_s", [1.0, 3.0])
 def test_adaptive_bits_are_near_the_best_on_a_steady_link(name, step_s):
     found = trained(name, 8, alike_layers(12, 2_000_000, step_s))
     levels = [2, 3, 4, 5, 6, 7, 8, 16, 32]
@@ -343,7 +343,7 @@ def test_one_seed_repeats():
     def once(seed):
         rng = np.random.default_rng(seed)
         cluster = Cluster(8, traces.random_walk(BANDWIDTH, 8, 0.1, rng), ALPHA)
-        return trained("aqat", cluster=cluster, load=Load(0.1, 0.1), seed=seed, iterations=5)
+        return trained("aqat", cluster=cluster, load=Load(0.1, 0.1), seed=seed, iterations=3)
 
     assert once(1) == once(1)
     assert once(1) != once(2)
@@ -359,8 +359,8 @@ def test_ranks_that_are_alike_do_alike():
         for table in (column, np.repeat(column, 8, axis=1)):
             cluster = Cluster(8, Bandwidths(times, table), ALPHA)
             training = Training(model, scheme_of(name), cluster, BUSY)
-            training.run(6)
-            ends.append(training._now)
+            training.run(4)
+            ends.append(training.now)
             assert np.ptp(ends[-1]) <= 1e-9 * ends[-1][0]
         np.testing.assert_allclose(*ends)
 
@@ -403,7 +403,7 @@ def test_one_rank_alone_waits_for_nothing():
 
 def test_the_command_prints_and_writes_json(tmp_path, capsys):
     file = tmp_path / "sim.json"
-    arguments = ["sim", "--model", "resnet50", "--ranks", "8", "--iterations", "4", "--json"]
+    arguments = ["sim", "--model", "resnet50", "--ranks", "4", "--iterations", "3", "--json"]
     arguments += [str(file), "--trace", "walk", "--step-time", "200ms", "--bandwidth", "1gbit"]
     arguments += ["--stragglers", "0.1", "--schemes", "q4,aqat"]
     assert cli.main(arguments) == 0
@@ -416,7 +416,7 @@ def test_the_command_prints_and_writes_json(tmp_path, capsys):
     assert fixed["bits"] == 4
     assert fixed["oracle_bits"] is None
     assert fixed["straggler_cost_s"] > 0
-    assert len(adaptive["iterations"]) == 4
+    assert len(adaptive["iterations"]) == 3
     assert adaptive["oracle_bits"] > 0
 
 
