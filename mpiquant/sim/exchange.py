@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from mpiquant.sim.control import Control
 from mpiquant.sim.legs import Course, Leg
 from mpiquant.sim.machine import Machine
+from mpiquant.sim.noise import Partial, loss_of
 from mpiquant.sim.schemes import Widths
 from mpiquant.sim.wires import Cluster, Route, ahead, behind, window_mean, windowed
 
@@ -42,7 +43,7 @@ class Call:
     sent : float
         Bytes of a rank, the mean.
     squared_error : float
-        Relative, to be expected of normal data.
+        Relative, to be expected of normal data; of pieces of a step, the last one's width counts.
     """
 
     def __init__(self, index: int, course: Course, ready: Floats) -> None:
@@ -55,7 +56,8 @@ class Call:
         self.width: list[Indices | int] = [0] * course.lanes  # as last chosen
         self.wire: list[Floats | float] = [0.0] * course.lanes  # bytes per value of final sums
         self.start = float(ready.mean())
-        self.sent = self.squared_error = 0.0
+        self.sent = 0.0
+        self.sums = [Partial()] * course.lanes  # that a rank holds
         self.bit_sums = {"partial": 0.0, "final": 0.0}
         self.partial_bits = np.zeros(len(ready))
         self._values = {"partial": 0, "final": 0}
@@ -67,6 +69,10 @@ class Call:
         """The next one."""
         legs = self.course.legs
         return legs[self.position] if self.position < len(legs) else None
+
+    @property
+    def squared_error(self) -> float:
+        return sum(each.squared_error for each in self.sums) / len(self.sums)
 
     @property
     def bits(self) -> dict[str, float]:
@@ -250,26 +256,19 @@ class Exchange:
             self.control.account(call.index, count, bits)
 
     def _note_error(self, call: Call, leg: Leg) -> None:
-        """Squared error of what is encoded here, relative to the sum of all ranks.
-
-        A partial sum of j of N terms has j / N of the variance.  In each round of halving, half of
-        the terms are encoded.
-        """
-        error = float(np.mean(self.widths.squared_errors[call.width[leg.lane]]))
+        """What the encoding of a leg's messages does to the sums that they hold."""
+        loss = loss_of(self.widths, call.width[leg.lane])
+        partial = call.sums[leg.lane]
         if leg.exchange == "spread":
-            call.squared_error += error * (1 - 1 / self.cluster.ranks) / call.course.lanes
+            partial = Partial().encoded(loss).times(self.cluster.ranks - 1).plus(Partial())
         elif leg.phase == "final":
-            call.squared_error += error * self._part_of_step(call, leg)
+            partial = partial.encoded(loss) if leg.last else partial
         elif leg.exchange == "pair":
-            call.squared_error += error / 2 * self._part_of_step(call, leg)
+            partial = partial.encoded(loss).plus(partial) if leg.last else partial
         else:
-            terms = sum(range(leg.first + 1, leg.first + leg.steps + 1))
-            call.squared_error += error * terms / self.cluster.ranks / call.course.lanes
-
-    def _part_of_step(self, call: Call, leg: Leg) -> float:
-        """Share of its step's values that a leg has."""
-        alike = (o for o in call.course.legs if (o.phase, o.first) == (leg.phase, leg.first))
-        return leg.values / sum(o.values for o in alike)
+            for _ in range(leg.steps):
+                partial = partial.encoded(loss).plus(Partial())
+        call.sums[leg.lane] = partial
 
     def _measure(self, call: Call, leg: Leg, route: Route, nbytes: Floats, wire_s: Floats) -> None:
         """What ranks learn of the links: from what came, and from what it says of those behind."""

@@ -241,13 +241,31 @@ def test_errors_of_hops_add_up():
         name: trained(name, 8, one_layer(80_000), iterations=1).summary().error ** 2
         for name in ("q4", "q4@halving_doubling", "q4@broadcast", "fp32")
     }
-    once = squared_error(by_name("q4"))
-    assert math.isclose(found["q4"], once * (7 / 2 + 1))
-    assert math.isclose(found["q4@halving_doubling"], once * (3 / 2 + 1))
-    assert math.isclose(found["q4@broadcast"], once * 7 / 8)
-    assert found["fp32"] == 0
-    together = trained("q4", 1024, one_layer(1 << 20), iterations=1).summary().error ** 2
-    assert math.isclose(together, once * (1023 / 2 + 1))
+    once = squared_error(by_name("q4"))  # some more, since noise is encoded as well
+    assert math.isclose(found["q4"], once * (7 / 2 + 1), rel_tol=0.1)
+    assert math.isclose(found["q4@halving_doubling"], once * (3 / 2 + 1), rel_tol=0.1)
+    assert math.isclose(found["q4@broadcast"], once * 7 / 8, rel_tol=1e-9)
+    assert found["fp32"] == pytest.approx(0, abs=1e-15)
+    together = trained("q8", 1024, one_layer(1 << 20), iterations=1).summary().error ** 2
+    once = squared_error(by_name("q8"))
+    assert math.isclose(together, once * (1023 / 2 + 1), rel_tol=0.1)
+
+
+@pytest.mark.parametrize("name", ["q1", "q2", "q3", "q4", "q8", "bf16"])
+def test_errors_of_real_rings_are_as_predicted(name):
+    codec, ranks, count = by_name(name), 8, 512 * 100
+    terms = np.random.default_rng(4).standard_normal((ranks, count)).astype(np.float32)
+    wire, total = np.empty(codec.nbytes(count, FLOAT32), np.uint8), np.zeros(count, np.float32)
+    for term in terms:
+        total += term
+        codec.encode(total, wire)
+        codec.decode(wire, total)
+    right = terms.sum(axis=0)
+    found = np.linalg.norm(total - right) / np.linalg.norm(right)
+    predicted = trained(name, ranks, one_layer(count), iterations=1).summary().error
+    # What one or two bits encode a second time is not normal any more, and loses less.
+    near = 0.15 if name in ("q1", "q2") else 0.06
+    assert math.isclose(found, predicted, rel_tol=near)
 
 
 # ---- schemes ----
