@@ -129,7 +129,7 @@ def test_pieces_of_halves_are_near_the_event_engine():
 
 
 def test_steps_taken_together_are_near_the_single_ones():
-    ranks = 512
+    ranks = 256
     table = BANDWIDTH * np.random.default_rng(3).uniform(1, 2, (1, ranks))
     for slow, late in ((1.0, 0.0), (1.0, 0.05), (0.1, 0.05)):
         table[0, 7] *= slow
@@ -138,8 +138,7 @@ def test_steps_taken_together_are_near_the_single_ones():
         ready[100] = late
         args = ("ring", 10_000 * ranks, "q4", cluster, BUSY, 1 << 30, ready)
         single, together = exchanged(*args, group=False), exchanged(*args)
-        assert math.isclose(single.max(), together.max(), rel_tol=1e-3)
-        assert math.isclose(single.mean(), together.mean(), rel_tol=0.01)
+        np.testing.assert_allclose(together, single, rtol=0.01)
 
 
 # ---- wires and traces ----
@@ -293,12 +292,12 @@ def test_adaptive_bits_are_near_the_best_on_a_steady_link(name, step_s):
 
 
 def test_bits_follow_the_bandwidth():
-    fast_at = 16.0
+    fast_at = 11.5
     cluster = Cluster(8, traces.replay([(fast_at, BANDWIDTH, None)], BANDWIDTH / 8, 8), ALPHA)
-    found = trained("aqat", cluster=cluster, iterations=16).iterations
+    found = trained("aqat", cluster=cluster, iterations=9).iterations
     before = [each for each in found[3:] if each.begin_s + each.time_s < fast_at]
     after = [each for each in found if each.begin_s > fast_at][1:]  # it has one to learn
-    assert len(before) > 2 < len(after)
+    assert len(before) == len(after) == 2
     assert all(each.wire_bits < each.oracle_bits < 8 for each in before)
     assert all(0.9 * each.oracle_bits < each.wire_bits > 20 for each in after)
 
