@@ -26,10 +26,7 @@ from mpiquant import _control, trace
 from mpiquant._control import Answer, Fault, Question
 from mpiquant.errors import CallTimeoutError, LifecycleError, RankLostError
 from mpiquant.links import Links
-
-OPEN_CALLS = 8
-"""Calls of one communicator whose messages are under way at once; later ones wait their turn.  So
-no rank is further ahead of another one than twice as many."""
+from mpiquant.plan import OPEN_CALLS
 
 ROUNDS = 4 * OPEN_CALLS
 CONTROL_TAG, HEADER_TAG, DATA_TAG, PLANS = 1, 16, 16 + ROUNDS, 1022

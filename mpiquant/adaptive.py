@@ -42,19 +42,12 @@ from mpiquant.parts import (
 )
 from mpiquant.pool import pool
 from mpiquant.program import Message, Program, Segment
-from mpiquant.rate import share_s, slowest
+from mpiquant.rate import UNKNOWN_BITS, expected_bits, share_s, slowest, with_reserve
 from mpiquant.stats import Stats
 from mpiquant.typing import Array, Bytes
 
 WINDOW = 4
 """Receives posted ahead for each peer."""
-
-UNKNOWN_BITS = 8
-"""Bits of a message while nothing is known of the links or the time, if the levels have as many."""
-
-
-HEADROOM_BITS = 0.25
-"""How many more bits than until now the others expect of a call."""
 
 
 @dataclass
@@ -129,8 +122,9 @@ class AdaptiveExecution(ProgramRunner):
         self.links = links
         now = time.perf_counter()
         self.timed = not math.isnan(deadline)
-        kept = codec.margin * max(deadline - now, 0.0) if self.timed else 0.0
-        self.deadline = deadline - kept if self.timed else math.inf
+        self.deadline = math.inf
+        if self.timed:
+            self.deadline = float(with_reserve(deadline, now, codec.margin))
         self.values_left = program.raw_nbytes // out.itemsize
         self.values_chosen = self.bits_chosen = 0
         self.heard: dict[int, float] = {}  # bandwidths of slowest links, as peers know them
@@ -331,7 +325,7 @@ class AdaptiveExecution(ProgramRunner):
         self.values_left -= values
         self.values_chosen += values
         self.bits_chosen += bits * values
-        most_bits = self.bits_chosen / self.values_chosen + HEADROOM_BITS
+        most_bits = expected_bits(self.bits_chosen, self.values_chosen)
         self.links.expect(self, self.deadline, self.values_left, most_bits)
 
     # ---- encoding ----

@@ -11,8 +11,8 @@ from mpiquant.collectives import HIERARCHICAL, canonical
 from mpiquant.config import Options
 from mpiquant.job import Job
 from mpiquant.plan import MANY_RANKS, Tuner, Way
-from mpiquant.plan.predict import predict
-from mpiquant.plan.profile import Profile, default_file
+from mpiquant.planner.predict import predict
+from mpiquant.planner.profile import Profile, default_file
 
 CLASSES = 4
 """Classes of lengths for each factor of two: the lengths of one differ by 19 % at most."""

@@ -13,7 +13,7 @@ import math
 from collections.abc import Hashable
 from typing import NamedTuple, Protocol
 
-from mpiquant.rate import Throughput, bits_until, slowest
+from mpiquant.rate import Throughput, bits_until, remembered, slowest
 
 UNACKNOWLEDGED = 2
 """Parts that may be under way to a peer whose link is not known yet, and before a further part of a
@@ -252,8 +252,7 @@ class Links:
         if self.incoming.samples == 0:
             for link in self._links.values():
                 link.out.bandwidth *= FIRST_GROWTH**sign
-        if lowest == lowest:
-            self.slow = lowest if math.isnan(self.slow) else (self.slow + 3 * lowest) / 4
+        self.slow = float(remembered(self.slow, lowest))
 
     def _end(self, key: Hashable) -> None:
         self._volumes.pop(key, None)

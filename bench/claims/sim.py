@@ -21,8 +21,8 @@ import launch
 import measure
 
 from mpiquant.codecs import EXACT, by_name
-from mpiquant.plan.predict import predict
-from mpiquant.plan.profile import Profile
+from mpiquant.planner.predict import predict
+from mpiquant.planner.profile import Profile
 from mpiquant.sim import Machine, Network, simulate
 from mpiquant.sim.fast import Links, simulate_fast
 

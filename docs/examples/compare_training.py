@@ -30,16 +30,26 @@ from mpi4py import MPI
 from networks import ConvNet, cross_entropy
 
 import mpiquant
+from mpiquant.codecs import by_name
 
 comm = MPI.COMM_WORLD
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way to exchange gradients: options of an optimizer, or steps from one mean to the next."""
+    """A way to exchange gradients, or parameters after some steps.
+
+    Attributes
+    ----------
+    options : dict
+        Of `DistributedOptimizer`, or of `LocalSGD`.
+    every : int
+        Steps of each rank by itself, from one mean of the parameters to the next; 0: none, each
+        step uses the mean of all gradients.
+    """
 
     options: dict[str, Any] = field(default_factory=dict)
-    every: int = 1
+    every: int = 0
 
 
 def _codec(name: str, **options: Any) -> Method:
@@ -61,6 +71,8 @@ METHODS = {
     "block-random-k 10 %": _codec("block_random_k(ratio=0.1)"),
     "threshold": _codec("threshold(threshold=3.0)"),
     "local SGD 8": Method(every=8),
+    "local SGD 2, 8 bit": Method({"codec": "q8"}, every=2),
+    "local SGD 2, 4 bit": Method({"codec": "q4"}, every=2),
 }
 
 
@@ -115,8 +127,8 @@ class ConvTraining:
         self.parameters = self.net.init(np.random.default_rng(seed))
         sgd = mpiquant.SGD(self.parameters, rate, momentum=0.9)
         self.local = self.optimizer = None
-        if method.every > 1:
-            self.local = mpiquant.LocalSGD(sgd, method.every)
+        if method.every:
+            self.local = mpiquant.LocalSGD(sgd, method.every, **method.options)
         else:
             self.optimizer = mpiquant.DistributedOptimizer(sgd, **method.options)
 
@@ -178,9 +190,10 @@ class GptTraining:
         named = list(self.model.named_parameters())
         self.parameters = {name: mpiquant.torch.as_array(p) for name, p in named}
         self.local = self.optimizer = None
-        if method.every > 1:
+        if method.every:
             adam = mpiquant.Adam(self.parameters, rate)
-            self.local = mpiquant.LocalSGD(adam, method.every, state="keep")
+            options = {"state": "keep", **method.options}
+            self.local = mpiquant.LocalSGD(adam, method.every, **options)
         else:
             self.optimizer = mpiquant.torch.DistributedOptimizer(
                 torch.optim.Adam(self.model.parameters(), lr=rate), named, **method.options
@@ -259,8 +272,9 @@ def run(model: str, name: str, seed: int, steps: int, every: int) -> dict[str, A
 def _costs(training: Training, method: Method, clock: Clock, count: int) -> dict[str, Any]:
     """Bytes that a rank sends in a step, and milliseconds of each phase."""
     phases, report = clock.mean_ms(), training.report()
-    if report is None:  # parameters in one exact mean
-        sent = 2 * (comm.size - 1) / comm.size * 4 * count / method.every
+    if report is None:  # a mean of all parameters at once
+        nbytes = by_name(method.options.get("codec", "exact")).nbytes(count, np.dtype(np.float32))
+        sent = 2 * (comm.size - 1) / comm.size * nbytes / method.every
         return {"sent": sent, "phases": phases}
     rows = report.buckets
     phases["wait"] = 1e3 * (report.wire_wait_s + report.peer_wait_s)

@@ -15,13 +15,11 @@ from mpiquant.codecs import (
     TernaryCodec,
     UniformCodec,
 )
+from mpiquant.codecs.expected import LEAST_SQUARES_ERROR
 from mpiquant.typing import Array
 
 FEW = 256
 """Below this many values, sums of normal data are too different to judge an error of the whole."""
-
-SQUARED_ERROR = {1: 0.363, 2: 0.119}
-"""Of one encoding of normal data by the least-squares codec of so many bits, relative."""
 
 
 def bus_factor(kind: str, ranks: int) -> float:
@@ -114,7 +112,7 @@ def expected_error(codec: Codec, terms: int) -> float:
     `UniformCodec` adds noise of a twelfth of the squared step (a sixth, if it is random).
     """
     if isinstance(codec, LowBitCodec):
-        kept = 1 - SQUARED_ERROR[int(codec.bits)]
+        kept = 1 - LEAST_SQUARES_ERROR[int(codec.bits)]
         energy = sum(kept**k for k in range(terms))
         return float((1 - kept * energy / terms) ** 0.5)
     if isinstance(codec, UniformCodec):

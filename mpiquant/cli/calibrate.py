@@ -24,10 +24,10 @@ from mpiquant.codecs import EXACT, by_name
 from mpiquant.coded import mix
 from mpiquant.collectives import CODED
 from mpiquant.collectives.coding import design
-from mpiquant.plan.predict import predict
-from mpiquant.plan.profile import Profile, Wire, default_file
+from mpiquant.planner.predict import predict
+from mpiquant.planner.profile import Profile, Wire, default_file
 from mpiquant.plan.segment import LENGTHS
-from mpiquant.plan.shown import shown
+from mpiquant.plan import shown
 from mpiquant.sim import KernelCost
 
 CODECS = ("exact", "fp16", "bf16", *(f"q{bits}" for bits in (16, *range(8, 0, -1))), "ternary")

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from mpiquant import __version__
-from mpiquant.cli import bench_collectives, bench_compare, bench_kernels, info, job, plan, report
+from mpiquant.cli import (
+    bench_collectives,
+    bench_compare,
+    bench_kernels,
+    info,
+    job,
+    plan,
+    report,
+    sim,
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -46,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     info.add_parser(commands)
     report.add_parser(commands)
     plan.add_parser(commands)
+    sim.add_parser(commands)
     bench = commands.add_parser("bench", help="measure on this machine")
     files: dict[str, Any] = {"nargs": 2, "type": Path, "metavar": ("A", "B")}
     bench.add_argument("--compare", help="two files of --json, side by side", **files)

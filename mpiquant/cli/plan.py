@@ -11,10 +11,10 @@ from typing import Any
 from mpiquant.cli.bench_collectives import parse_bandwidth, parse_codec, parse_size
 from mpiquant.codecs import EXACT, Codec, split_names
 from mpiquant.collectives import ALGORITHMS, CODED, HIERARCHICAL, canonical
-from mpiquant.plan.advise import advise
-from mpiquant.plan.predict import ENGINE_RANKS, Prediction, predict
-from mpiquant.plan.profile import Profile
-from mpiquant.plan.shown import shown
+from mpiquant.planner.advise import advise
+from mpiquant.planner.predict import ENGINE_RANKS, Prediction, predict
+from mpiquant.planner.profile import Profile
+from mpiquant.plan import shown
 from mpiquant.sim import WORKLOADS, workload
 
 ERROR_MAX = 0.05

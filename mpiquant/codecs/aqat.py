@@ -15,7 +15,7 @@ from mpiquant.codecs.abc import Codec, WithoutFormat
 from mpiquant.codecs.identity import IdentityCodec
 from mpiquant.codecs.low_bit import LowBitCodec
 from mpiquant.codecs.uniform import UniformCodec
-from mpiquant.rate import Levels
+from mpiquant.rate import ROUND_UP_BITS, Levels
 
 EXACT_BITS = 32
 """Name of the level that sends the values themselves, of 64 bits too."""
@@ -80,12 +80,11 @@ class AqatCodec(WithoutFormat):
         return max(min(codec_of(b).nbytes(count, dtype), raw) for b in self.levels(dtype).bits)
 
     def level(self, levels: Levels, allowed: float, count: int, dtype: np.dtype) -> int:
-        """Level of a message of count values that may have so many bits each, or half a bit more.
+        """Level of a message of count values that may have so many bits each, or a little more.
 
-        Messages behind it make up for that; if all took less than they may, nearly half a bit would
-        never be used.  Exact if that is not longer, as with a few values that share a scale.
+        As `Levels.near`, but exact if that is not longer, as with a few values that share a scale.
         """
-        bits = levels.highest(allowed + 0.5)
+        bits = levels.highest(allowed + ROUND_UP_BITS)
         if count >= self.granule:
             return bits  # surely shorter
         smaller = codec_of(bits).nbytes(count, dtype) < count * dtype.itemsize

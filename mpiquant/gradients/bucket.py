@@ -1,95 +1,21 @@
-"""Buckets: gradients that are sent together, in one flat buffer.
-
-A backward pass yields the last layer's gradient first, and the next forward pass needs the first
-layer's sum first.  So buckets are filled from the last parameter to the first one.  The first
-bucket is small, that the wire has something to do early; and so is the last one, which is needed as
-soon as it is ready, with nothing to hide behind.
-"""
+"""Buckets: gradients that are sent together, in one flat buffer (see `mpiquant.plan.bucket`)."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from mpiquant.codecs import Codec, Sparsifier
+from mpiquant.plan import Parameter
 from mpiquant.rate import Overlap
 from mpiquant.request import Request
 from mpiquant.stats import Stats
 from mpiquant.typing import Array
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """What is known of a gradient before it exists."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    codec: Codec
-
-    @property
-    def size(self) -> int:
-        return int(np.prod(self.shape))
-
-    @property
-    def nbytes(self) -> int:
-        return self.size * self.dtype.itemsize
-
-
-def plan_buckets(parameters: Sequence[Parameter], limit: int, ends: int) -> list[list[Parameter]]:
-    """Parameters of each bucket, in the order in which the buckets become full.
-
-    Parameters
-    ----------
-    parameters : sequence of Parameter
-        In the order of the forward pass.
-    limit : int
-        Bytes of a bucket, unless a single parameter has more.
-    ends : int
-        Bytes of the first and of the last bucket, likewise.
-
-    Notes
-    -----
-    Parameters of different dtypes or codecs never share a bucket; all of an undivided codec do.
-    """
-    backward = list(reversed(parameters))
-    place = {parameter.name: i for i, parameter in enumerate(backward)}
-    alike: dict[tuple[np.dtype, Codec], list[Parameter]] = {}
-    for parameter in backward:
-        alike.setdefault((parameter.dtype, parameter.codec), []).append(parameter)
-    buckets: list[list[Parameter]] = []
-    for (_, codec), group in alike.items():
-        buckets += [group] if codec.undivided else _split(group, limit, ends)
-    return sorted(buckets, key=lambda bucket: place[bucket[-1].name])
-
-
-def _split(group: list[Parameter], limit: int, ends: int) -> Iterator[list[Parameter]]:
-    head = _fitting(group, ends)
-    middle = group[head:]
-    tail = _fitting(middle[::-1], ends) if middle else 0
-    yield group[:head]
-    middle, last = middle[: len(middle) - tail], middle[len(middle) - tail :]
-    while middle:
-        count = _fitting(middle, limit)
-        yield middle[:count]
-        middle = middle[count:]
-    if last:
-        yield last
-
-
-def _fitting(parameters: Sequence[Parameter], limit: int) -> int:
-    """How many of the first ones have no more than so many bytes together; one at least."""
-    nbytes = 0
-    for count, parameter in enumerate(parameters):
-        nbytes += parameter.nbytes
-        if nbytes > limit and count:
-            return count
-    return len(parameters)
 
 
 @dataclass
@@ -146,8 +72,8 @@ class Bucket:
     begun: set[str] = field(default_factory=set)
     request: Request | None = None
     taken: bool = False
-    overlap: Overlap = field(default_factory=Overlap)
-    until_need: Overlap = field(default_factory=Overlap)
+    overlap: Overlap[float] = field(default_factory=Overlap)
+    until_need: Overlap[float] = field(default_factory=Overlap)
     turns: list[Turn] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiquant._comm import Channel
-from mpiquant.rate import hidden, overlap_s, row
+from mpiquant.rate import hidden, overlap_s, row, split_waits
 
 if TYPE_CHECKING:
     from mpiquant.gradients.bucket import Bucket, Turn
@@ -190,19 +190,6 @@ def _row(bucket: Bucket, numbers: Floats) -> Row:
         encode_s=float(means[_ENCODE]),
         decode_s=float(means[_DECODE]),
     )
-
-
-def split_waits(ready: Floats, need: Floats, wait_s: Floats) -> tuple[Floats, Floats]:
-    """Waiting for the wire, and for the last rank to be ready.
-
-    Parameters
-    ----------
-    ready, need, wait_s : (ranks, steps) array
-        On one clock.
-    """
-    last = ready.max(axis=0)
-    peer_s = np.clip(last - need, 0.0, wait_s)
-    return wait_s - peer_s, peer_s
 
 
 def _slowest(channel: Channel) -> tuple[int, int, float] | None:

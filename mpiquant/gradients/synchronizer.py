@@ -22,19 +22,17 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiquant import _buffers, api, codecs, config, trace
-from mpiquant._comm import OPEN_CALLS, channel_of, checked_comm
+from mpiquant._comm import channel_of, checked_comm
 from mpiquant.errors import AgreementError, LifecycleError
 from mpiquant.feedback import ErrorFeedback
 from mpiquant.gradients._meeting import meet
-from mpiquant.gradients.bucket import Bucket, Parameter, Turn, plan_buckets
+from mpiquant.gradients.bucket import Bucket, Turn
 from mpiquant.gradients.report import MEMORY, Report, make_report
+from mpiquant.plan import Parameter, bucket_limits, plan_buckets
 from mpiquant.progress import engine
 from mpiquant.rate import Overlap
 from mpiquant.request import Request
 from mpiquant.typing import Array, CodecLike, CommLike
-
-SMALLEST_BUCKET = 1 << 20
-"""Bytes below which a bucket of its own costs more than it hides."""
 
 
 class GradientSynchronizer:
@@ -153,9 +151,7 @@ class GradientSynchronizer:
 
     def _make_buckets(self, residuals: Mapping[str, Array]) -> None:
         total = sum(p.nbytes for p in self._parameters)
-        limit = self._bucket_bytes or max(-(-total // (OPEN_CALLS - 2)), SMALLEST_BUCKET)
-        ends = min(limit, SMALLEST_BUCKET)
-        planned = plan_buckets(self._parameters, limit, ends)
+        planned = plan_buckets(self._parameters, *bucket_limits(total, self._bucket_bytes))
         self.buckets = [Bucket(i, parameters) for i, parameters in enumerate(planned)]
         self._bucket_of = {p.name: b for b in self.buckets for p in b.parameters}
         self.gradients = {p.name: self._bucket_of[p.name].views[p.name] for p in self._parameters}

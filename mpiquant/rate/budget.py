@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from statistics import median
-from typing import TypeVar
+from typing import Generic, TypeVar
+
+import numpy as np
 
 from mpiquant.rate._numbers import Floats
 
@@ -20,26 +22,34 @@ MEMORY = 5
 the others."""
 
 
-class Overlap:
-    """Overlappable time of one bucket.
+class Overlap(Generic[Number]):
+    """Overlappable time of one bucket; of arrays, on each of many ranks.
 
     Attributes
     ----------
-    last : collections.deque of float
+    last : collections.deque of float or array
         That of the last iterations, in seconds.
     """
 
-    def __init__(self, last: Iterable[float] = ()) -> None:
-        self.last: deque[float] = deque(last, MEMORY)
+    def __init__(self, last: Iterable[Number] = ()) -> None:
+        self.last: deque[Number] = deque(last, MEMORY)
 
-    def add(self, ready: float, need: float, waited_s: float = 0.0) -> None:
+    def add(self, ready: Number, need: Number, waited_s: Number | float = 0.0) -> None:
         """Take in an iteration: when it was ready and needed, and the waiting between."""
-        self.last.append(max(need - ready - waited_s, 0.0))
+        seconds = need - ready - waited_s
+        if isinstance(seconds, np.ndarray):
+            self.last.append(seconds.clip(0.0))
+        else:
+            self.last.append(max(seconds, 0.0))
 
     @property
-    def predicted_s(self) -> float | None:
+    def predicted_s(self) -> Number | None:
         """The time to expect; None before the first iteration."""
-        return median(self.last) if self.last else None
+        if not self.last:
+            return None
+        if isinstance(self.last[0], np.ndarray):
+            return np.median(np.array(self.last), axis=0)
+        return median(self.last)
 
 
 def share_s(time_s: Number, values: Number, values_left: Number) -> Number:

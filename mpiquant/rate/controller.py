@@ -34,6 +34,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from mpiquant.rate._numbers import Floats, floats
 
+ROUND_UP_BITS = 0.5
+"""A message may take so many bits more than fit: those behind it make up for that, and if all took
+less than they may, nearly as much would never be used."""
+
 
 @dataclass(frozen=True)
 class Levels:
@@ -68,6 +72,10 @@ class Levels:
     def floor(self, allowed: ArrayLike) -> NDArray[np.int64]:
         """Bits of that level."""
         return np.asarray(self.bits)[self.index(allowed)]
+
+    def near(self, allowed: ArrayLike) -> NDArray[np.intp]:
+        """Number of the level of messages that may have so many bits each, or a little more."""
+        return self.index(floats(allowed) + ROUND_UP_BITS)
 
 
 def fitting_bits(time_s: ArrayLike, bandwidth: ArrayLike, values: ArrayLike) -> Floats:
@@ -113,35 +121,57 @@ def shared_bits(
     (..., m) array
         In the order of the arrays.
     """
+    count = np.broadcast(*map(floats, (deadlines, values, most))).shape[-1]
+    each = (shared_bits_of(i, now, deadlines, values, bandwidth, most) for i in range(count))
+    return np.stack(list(each), axis=-1)
+
+
+def shared_bits_of(
+    which: int,
+    now: ArrayLike,
+    deadlines: ArrayLike,
+    values: ArrayLike,
+    bandwidth: ArrayLike,
+    most: ArrayLike = np.inf,
+) -> Floats:
+    """`shared_bits` for one of the arrays, whose own `most` does not matter.
+
+    At each deadline from its own on, all due by then may have the largest b for which the sum of
+    values * min(b, most) is no more than the room.  If the first k of them, in the order of what
+    they take at most, have all of that, the others share the rest evenly.  For no k is that too
+    much, and for the right one it is just b.
+    """
     ends, left, caps = np.broadcast_arrays(floats(deadlines), floats(values), floats(most))
     room = 8.0 * floats(bandwidth)[..., None] * np.maximum(ends - floats(now)[..., None], 0.0)
-    bits = []
-    for i in range(ends.shape[-1]):
-        mine = np.arange(ends.shape[-1]) == i
-        own = np.where(mine, np.inf, caps)
-        fits = [np.full(ends.shape[:-1], np.inf)]
-        for k in range(ends.shape[-1]):
-            due = np.where(ends <= ends[..., k, None], left, 0.0)
-            level = _level(room[..., k], due, own)
-            counts = (ends[..., k] >= ends[..., i]) & (left[..., k] > 0)
-            fits.append(np.where(counts, level, np.inf))
-        bits.append(np.min(fits, axis=0))
-    return np.stack(bits, axis=-1)
+    caps = caps.copy()
+    caps[..., which] = np.inf
+    order = np.argsort(caps, axis=-1, kind="stable")
+    ends_in_order, counts, takes = (np.take_along_axis(a, order, -1) for a in (ends, left, caps))
+    matters = (ends >= ends[..., which, None]) & (left > 0)
+    some = matters.reshape(-1, matters.shape[-1]).any(axis=0)  # of all ranks, if they are many
+    ends, room, matters = ends[..., some], room[..., some], matters[..., some]
+    due = np.where(ends_in_order[..., None, :] <= ends[..., :, None], counts[..., None, :], 0.0)
+    allowed = np.where(matters, _levels(room, due, takes), np.inf)
+    return np.asarray(allowed.min(axis=-1, initial=np.inf))
 
 
-def _level(room: Floats, values: Floats, most: Floats) -> Floats:
-    """Largest b for which the sum of values * min(b, most) is no more than the room.
+def _levels(room: Floats, due: Floats, most: Floats) -> Floats:
+    """Bits for which there is room, at each deadline.
 
-    If the first k of the arrays, in the order of what they take at most, have all of that, the
-    others share the rest evenly.  For no k is that too much, and for the right one it is just b.
+    Parameters
+    ----------
+    room : (..., k) array
+        Bits until each deadline.
+    due : (..., k, m) array
+        Values due by then, of arrays in the order of the most that they take.
+    most : (..., m) array
+        That, rising.
     """
-    order = np.argsort(most, axis=-1, kind="stable")
-    counts = np.take_along_axis(values, order, -1)
-    caps = np.take_along_axis(most, order, -1)
-    shared = np.cumsum(counts[..., ::-1], axis=-1)[..., ::-1]
-    taken = np.cumsum(np.where(counts > 0, caps, 0.0) * counts, axis=-1)
-    before = np.concatenate([np.zeros_like(taken[..., :1]), taken[..., :-1]], axis=-1)
-    rest = room[..., None] - before
+    shared = np.cumsum(due[..., ::-1], axis=-1)[..., ::-1]
+    takes = np.where(due > 0, most[..., None, :], 0.0) * due
+    rest = np.empty_like(shared)
+    rest[..., 0] = room
+    rest[..., 1:] = room[..., None] - np.cumsum(takes[..., :-1], axis=-1)
     level = np.where(shared > 0, rest / np.where(shared > 0, shared, 1.0), -np.inf)
     return np.asarray(np.maximum(level.max(axis=-1), 0.0))
 
@@ -172,7 +202,7 @@ def bits_until(
 
 
 def _level_of(room: float, due: list[tuple[float, float]]) -> float:
-    """`_level` of some arrays, in the order of what they take at most."""
+    """The same, at one deadline, of some arrays, in the order of what they take at most."""
     shared, level = sum(values for _, values in due), 0.0
     for most, values in due:
         level = max(level, room / shared)

@@ -26,3 +26,16 @@ def hidden(overlap: ArrayLike, wait_s: ArrayLike) -> Floats:
     """Share of the communication that computation hid, 0 ... 1; 1 if there was none."""
     total = floats(overlap) + floats(wait_s)
     return np.where(total > 0, floats(overlap) / np.where(total > 0, total, 1.0), 1.0)
+
+
+def split_waits(ready: Floats, need: Floats, wait_s: Floats) -> tuple[Floats, Floats]:
+    """Waiting for the wire, and for the last rank to be ready.
+
+    Parameters
+    ----------
+    ready, need, wait_s : (ranks, steps) array
+        On one clock.
+    """
+    last = ready.max(axis=0)
+    peer_s = np.clip(last - need, 0.0, wait_s)
+    return wait_s - peer_s, peer_s

@@ -60,3 +60,25 @@ class Machine:
 
 
 _FREE = KernelCost()
+
+_MEMORY = 8e9
+"""Bytes per second that one core copies."""
+
+
+def _of_traffic(wire_nbytes: float) -> KernelCost:
+    """Kernels that do no more than move float32 values, and what a value takes on the wire."""
+    encode, decode_add = (4 + wire_nbytes) / 2, (8 + wire_nbytes) / 2
+    traffic = (encode, encode, decode_add, 1.5 * decode_add)
+    return KernelCost(*(nbytes / _MEMORY for nbytes in traffic))
+
+
+TYPICAL = Machine(
+    kernels={
+        "exact": KernelCost(encode=4 / _MEMORY, decode_add=6 / _MEMORY, hop=6 / _MEMORY),
+        "bf16": _of_traffic(2),
+        **{f"q{bits}": _of_traffic(bits / 8) for bits in (1, 2, 3, 4, 5, 6, 7, 8, 16)},
+    },
+    message_s=10e-6,
+)
+"""Kernels at the limit of a core's memory, as docs/performance.md finds them, half a copy for each
+byte that they read or write; and what Python, MPI and the runner take for a message."""

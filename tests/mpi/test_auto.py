@@ -8,7 +8,7 @@ import mpiquant
 from mpiquant import api
 from mpiquant._comm import channel_of
 from mpiquant.plan import Tuner
-from mpiquant.plan.profile import Profile
+from mpiquant.planner.profile import Profile
 from mpiquant.plan.tune import LATER, ROUNDS, SAMPLES
 
 pytestmark = pytest.mark.mpi

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from mpiquant.codecs import EXACT, UniformCodec
-from mpiquant.gradients.bucket import Bucket, Parameter, plan_buckets
+from mpiquant.gradients.bucket import Bucket
 from mpiquant.gradients.optimizer import SGD, Adam
-from mpiquant.gradients.report import split_waits
+from mpiquant.plan import Parameter, bucket_limits, plan_buckets
+from mpiquant.rate import split_waits
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 Q4 = UniformCodec(bits=4)
@@ -14,6 +15,12 @@ Q4 = UniformCodec(bits=4)
 
 def parameters(*sizes, dtype=F32, codec=EXACT):
     return [Parameter(f"p{i}", (n,), dtype, codec) for i, n in enumerate(sizes)]
+
+
+def test_all_buckets_can_be_under_way_at_once():
+    assert bucket_limits(60 << 20) == (10 << 20, 1 << 20)
+    assert bucket_limits(1000) == (1 << 20, 1 << 20)
+    assert bucket_limits(60 << 20, asked_for=500) == (500, 500)
 
 
 def names(buckets):

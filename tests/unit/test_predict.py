@@ -9,9 +9,9 @@ import pytest
 
 from mpiquant.cli.main import main
 from mpiquant.codecs import EXACT, by_name
-from mpiquant.plan.advise import advise
-from mpiquant.plan.predict import Prediction, expected_error, predict
-from mpiquant.plan.profile import Profile, Wire, default_file
+from mpiquant.planner.advise import advise
+from mpiquant.planner.predict import Prediction, expected_error, predict
+from mpiquant.planner.profile import Profile, Wire, default_file
 from mpiquant.sim import KernelCost
 
 Q8, Q4 = by_name("q8"), by_name("q4")
@@ -49,7 +49,7 @@ def test_long_arrays_take_the_limit_of_the_wire(algorithm, codec):
 
 def test_what_is_not_simulated_whole_is_right():
     """Beside the simulation of all of its segments."""
-    from mpiquant.plan import predict as module
+    from mpiquant.planner import predict as module
 
     profile = Profile.of(4, BANDWIDTH, LATENCY)
     for algorithm in ("ring", "halving_doubling", "direct"):

@@ -16,14 +16,18 @@ from mpiquant.rate import (
     Window,
     bits_until,
     blend,
+    expected_bits,
     fitting_bits,
     hidden,
     oracle,
     overlap_s,
+    remembered,
     row,
     share_s,
     shared_bits,
+    shared_bits_of,
     slowest,
+    with_reserve,
 )
 from mpiquant.rate.throughput import HALF_S, HALF_UP_S
 
@@ -357,3 +361,51 @@ def test_what_others_do_not_take_is_shared(arrays):
 def test_plain_numbers_blend_as_arrays_do(estimate, sample, seconds, idle):
     arrays = blend([estimate], [sample], [seconds], [idle])
     assert blend(estimate, sample, seconds, idle) == pytest.approx(arrays[0])
+
+
+# ---- of many ranks ----
+
+
+def test_overlaps_of_many_ranks_are_those_of_each():
+    rng = np.random.default_rng(0)
+    ready, need, waited = rng.uniform(0, 1, (3, 7, 4))
+    together, apart = Overlap(), [Overlap() for _ in range(4)]
+    assert together.predicted_s is None
+    for times in zip(ready, need, waited, strict=True):
+        together.add(*times)
+        for overlap, *own in zip(apart, *times, strict=True):
+            overlap.add(*map(float, own))
+        right = [overlap.predicted_s for overlap in apart]
+        np.testing.assert_allclose(together.predicted_s, right)
+    assert len(together.last) == 5
+
+
+def test_the_law_for_one_array_is_that_for_all():
+    rng = np.random.default_rng(1)
+    now, bandwidth = rng.uniform(0, 1, 20), rng.uniform(1, 2, 20) * MBIT
+    ends, most = rng.uniform(0.5, 3, (20, 5)), rng.uniform(2, 8, (20, 5))
+    left = np.array([1e5, 0.0, 3e5, 2e5, 1e5])
+    every = shared_bits(now, ends, left, bandwidth, most)
+    for i in range(5):
+        one = shared_bits_of(i, now, ends, left, bandwidth, most)
+        np.testing.assert_array_equal(one, every[:, i])
+        for rank in range(20 if left[i] else 0):
+            caps = np.where(np.arange(5) == i, math.inf, most[rank])
+            arrays = list(zip(ends[rank], left, caps, strict=True))
+            right = bits_until(ends[rank, i], now[rank], arrays, bandwidth[rank])
+            assert math.isclose(one[rank], right, rel_tol=1e-9)
+
+
+def test_a_part_of_the_time_is_kept_in_reserve():
+    assert with_reserve(3.0, 1.0, 0.1) == 2.8
+    assert with_reserve([3.0, 0.5], 1.0, 0.1).tolist() == [2.8, 0.5]
+
+
+def test_a_call_is_expected_to_go_on_as_it_began():
+    assert expected_bits(40.0, 10.0) == 4.25
+
+
+def test_the_slowest_link_is_remembered():
+    assert remembered(4.0, 8.0) == 7.0
+    assert remembered([math.nan, 4.0], [8.0, math.nan]).tolist() == [8.0, 4.0]
+    assert math.isnan(remembered(math.nan, math.nan))

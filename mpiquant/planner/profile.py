@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mpiquant.sim import KernelCost, Machine, Network
+from mpiquant.sim import TYPICAL, KernelCost, Machine, Network
 
 VERSION = 1
 """Of the file; others are refused."""
@@ -35,17 +35,8 @@ class Wire:
     latency_s: float
 
 
-TYPICAL = {
-    "exact": KernelCost(encode=4e-10, decode=0.0, decode_add=6e-10, hop=6e-10),
-    "bf16": KernelCost(encode=4e-10, decode=4e-10, decode_add=5e-10, hop=7e-10),
-    "q8": KernelCost(encode=3e-10, decode=3e-10, decode_add=4e-10, hop=6e-10),
-    "q4": KernelCost(encode=3e-10, decode=3e-10, decode_add=4e-10, hop=5e-10),
-    "q2": KernelCost(encode=3e-10, decode=2e-10, decode_add=4e-10, hop=5e-10),
-    "q1": KernelCost(encode=3e-10, decode=2e-10, decode_add=4e-10, hop=5e-10),
-    "cerar": KernelCost(encode=1e-9, decode=1e-9, decode_add=6e-10, hop=6e-10),
-}
-"""Kernels of one core with AVX2 or AVX-512 on arrays in memory, rounded (``mpiquant bench
-kernels``)."""
+KERNELS = {**TYPICAL.kernels, "cerar": KernelCost(1e-9, 1e-9, 6e-10, 6e-10)}
+"""Where nothing was measured."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +68,8 @@ class Profile:
     hosts: tuple[int, ...]
     network: Wire
     memory: Wire = Wire(5e9, 2e-6)
-    kernels: dict[str, KernelCost] = field(default_factory=lambda: dict(TYPICAL))
-    message_s: float = 15e-6
+    kernels: dict[str, KernelCost] = field(default_factory=lambda: dict(KERNELS))
+    message_s: float = TYPICAL.message_s
     call_s: float = 100e-6
     eager_nbytes: int = 64 << 10
     ask_s: float = 0.0

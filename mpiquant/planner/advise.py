@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpiquant.plan.predict import Prediction
-from mpiquant.plan.shown import shown
+from mpiquant.planner.predict import Prediction
+from mpiquant.plan import shown
 
 GAIN = 1.05
 """Times as fast as exact values a codec must be to be advised."""

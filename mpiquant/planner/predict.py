@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 
 from mpiquant.codecs import EXACT, Codec, WithoutFormat
+from mpiquant.codecs.expected import squared_error
 from mpiquant.collectives import ALGORITHMS, CODED, HIERARCHICAL
-from mpiquant.plan.choose import choose_across
-from mpiquant.plan.profile import Profile
-from mpiquant.plan.segment import segment_length
+from mpiquant.plan import choose_across, segment_length
+from mpiquant.planner.profile import Profile
 from mpiquant.sim import KernelCost, simulate
 from mpiquant.sim.fast import Links, simulate_fast
 
@@ -25,9 +24,6 @@ ENGINE_RANKS = 64
 
 SIMULATED_SEGMENTS = (4, 8)
 """Of each chunk of a longer array."""
-
-SAMPLE = 1 << 16
-"""Normal deviates whose error a codec is judged by."""
 
 
 FLOAT32 = np.dtype(np.float32)
@@ -191,18 +187,6 @@ def _hierarchical_s(profile: Profile, codec: Codec, count: int) -> float:
 # ---- errors ----
 
 
-@lru_cache
-def _encoding_error(codec: Codec) -> float:
-    """Relative 2-norm of what one encoding of normal deviates loses."""
-    if not codec.lossy:
-        return 0.0
-    x = np.random.default_rng(0).standard_normal(SAMPLE).astype(np.float32)
-    wire, out = np.empty(codec.nbytes(x.size, x.dtype), np.uint8), np.empty_like(x)
-    codec.encode(x, wire)
-    codec.decode(wire, out)
-    return float(np.linalg.norm(out - x) / np.linalg.norm(x))
-
-
 def expected_error(algorithm: str, codec: Codec, ranks: int) -> float:
     """Relative error of a sum of independent normal deviates, without error feedback.
 
@@ -210,7 +194,7 @@ def expected_error(algorithm: str, codec: Codec, ranks: int) -> float:
     one.  A ring encodes sums of 1, 2, ..., N - 1 ranks; halving and doubling N / 2^k sums of 2^k
     for each level; the other schedules each rank's own values; all of them the whole sum once.
     """
-    one = _encoding_error(codec)
+    one = math.sqrt(squared_error(codec))
     if algorithm == "ring":
         partial = (ranks - 1) / 2
     elif algorithm == "halving_doubling":

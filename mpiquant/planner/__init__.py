@@ -1,0 +1,1 @@
+"""Times and errors of calls that were not made, on clusters that were measured or described."""
