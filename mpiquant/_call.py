@@ -261,7 +261,7 @@ class Call:
     def any(self, flag: bool) -> Steps[bool]:
         """Whether the flag is set on any rank."""
         (found,) = yield from self.largest([flag])
-        return found > 0
+        return bool(found > 0)
 
     def largest(self, values: Sequence[float]) -> Steps[Array]:
         """The largest of each value on all ranks: a dissemination, with messages of this call."""

@@ -324,4 +324,6 @@ def remember(terms: Terms, item: Item) -> None:
     for op in spellings:
         key = (x.size, x.dtype, op, name, id(options))
         place = (None, x.size, x.dtype, op, name, options)
-        channel.quick[key] = Known(*place, channel, plan, swap, mpi_type, terms.op, terms.mean, tuner)
+        channel.quick[key] = Known(
+            *place, channel, plan, swap, mpi_type, terms.op, terms.mean, tuner
+        )

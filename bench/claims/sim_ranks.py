@@ -33,7 +33,9 @@ def auto(time_s: float) -> None:
             first = alternate(ways, 1, 2)
             # What is far from the best is of no interest, and may take most of the time.
             least = min(first.values())
-            kept = {k: f for k, f in ways.items() if k in ("native", "auto") or first[k] < 3 * least}
+            kept = {
+                k: f for k, f in ways.items() if k in ("native", "auto") or first[k] < 3 * least
+            }
             total = sum(first[name] for name in kept) * 1e-6
             calls = max(1, min(200, int(2e-3 / (least * 1e-6))))
             repeat = max(3, min(31, int(time_s / (total * calls))))

@@ -24,10 +24,10 @@ from mpiquant.codecs import EXACT, by_name
 from mpiquant.coded import mix
 from mpiquant.collectives import CODED
 from mpiquant.collectives.coding import design
+from mpiquant.plan import shown
+from mpiquant.plan.segment import LENGTHS
 from mpiquant.planner.predict import predict
 from mpiquant.planner.profile import Profile, Wire, default_file
-from mpiquant.plan.segment import LENGTHS
-from mpiquant.plan import shown
 from mpiquant.sim import KernelCost
 
 CODECS = ("exact", "fp16", "bf16", *(f"q{bits}" for bits in (16, *range(8, 0, -1))), "ternary")
@@ -37,7 +37,7 @@ VALUES = 4 << 20
 STREAM_S = 0.3
 """Seconds that a wire is measured for: longer than what buffers and token buckets hold lasts."""
 
-NATIVE_NBYTES = tuple(8**k for k in range(1, 9)) + (64 << 20,)
+NATIVE_NBYTES = (*(8**k for k in range(1, 9)), 64 << 20)
 NATIVE_S = 1.0
 """Seconds for each of these, and the longest call that is made again."""
 
@@ -90,7 +90,9 @@ def measure(comm: MPI.Intracomm, hosts: tuple[int, ...], mpi: str) -> Profile:
         native=tuple(_native(comm)),
         mpi=mpi,
     )
-    return comm.bcast(_fitted(found, list(_small_calls(comm))) if comm.rank == 0 else None)
+    calls = list(_small_calls(comm))
+    fitted: Profile = comm.bcast(_fitted(found, calls) if comm.rank == 0 else None)
+    return fitted
 
 
 # ---- processors ----
@@ -105,7 +107,9 @@ def _kernels(comm: MPI.Intracomm) -> dict[str, KernelCost]:
         work = kernels_of(by_name(name), x, y, LENGTHS[0], 1)
         if name == "exact":
             work |= _exact(x, y)
-        costs = [_seconds(comm, work[k]) / VALUES for k in ("encode", "decode", "decode_add", "hop")]
+        costs = [
+            _seconds(comm, work[k]) / VALUES for k in ("encode", "decode", "decode_add", "hop")
+        ]
         found[name] = KernelCost(*costs)
     found[CODED] = _coded(comm, x, y)
     return found

@@ -10,11 +10,11 @@ from typing import Any
 
 from mpiquant.cli.bench_collectives import parse_bandwidth, parse_codec, parse_size
 from mpiquant.codecs import EXACT, Codec, split_names
-from mpiquant.collectives import ALGORITHMS, CODED, HIERARCHICAL, canonical
+from mpiquant.collectives import CODED, HIERARCHICAL, canonical
+from mpiquant.plan import shown
 from mpiquant.planner.advise import advise
 from mpiquant.planner.predict import ENGINE_RANKS, Prediction, predict
 from mpiquant.planner.profile import Profile
-from mpiquant.plan import shown
 from mpiquant.sim import WORKLOADS, workload
 
 ERROR_MAX = 0.05
@@ -99,7 +99,7 @@ def _algorithms(arguments: argparse.Namespace, profile: Profile) -> list[str]:
     if arguments.algo is not None:
         return [canonical(name) for name in arguments.algo.split(",")]
     size = profile.size
-    names = [name for name in ("ring", "halving_doubling", "direct") if name in ALGORITHMS]
+    names: list[str] = ["ring", "halving_doubling", "direct"]
     if size > ENGINE_RANKS:
         names = ["ring", *(["halving_doubling"] if size & (size - 1) == 0 else [])]
     if profile.ranks_per_node > 1:

@@ -1,8 +1,8 @@
 """From what a user writes to a codec.
 
 Names are `exact`, `fp16`, `bf16`, `sign`, `ternary`, `q1` ... `q16`, `aqat`, `auto`, `bounded`,
-`top_k`, `threshold`, `random_k`, `block_random_k`, and whatever third parties add: by `register`, or by an
-entry point of the group `mpiquant.codecs` that loads a function (a codec class will do).
+`top_k`, `threshold`, `random_k`, `block_random_k`, and whatever third parties add: by `register`,
+or by an entry point of the group `mpiquant.codecs` that loads a function (a codec class will do).
 Parameters may follow, as in a codec's `spec`: `q4(block=64)`, `top_k(ratio=0.001,values=q8)`.
 """
 

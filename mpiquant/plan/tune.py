@@ -205,4 +205,3 @@ class Tuner:
             second = min(others, key=lambda i: medians[i])
             self.reason += f", the next best, {self.ways[second]}, at {shown(medians[second])}"
         self._begin(self.period, SAMPLES)
-

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpiquant.planner.predict import Prediction
 from mpiquant.plan import shown
+from mpiquant.planner.predict import Prediction
 
 GAIN = 1.05
 """Times as fast as exact values a codec must be to be advised."""
@@ -48,7 +48,7 @@ def advise(predictions: Sequence[Prediction], error_max: float) -> Advice:
     sentence = (
         f"use {best.algorithm} with {best.codec.spec}: {shown(best.seconds)}, "
         f"{exact.seconds / best.seconds:.3g} times as fast as exact values "
-        f"({exact.algorithm}, {shown(exact.seconds)}), at a relative error of {best.error:.2g}{more}"
+        f"({exact.algorithm}, {shown(exact.seconds)}), at a relative error of {best.error:.2g}"
+        f"{more}"
     )
     return Advice(best, sentence)
-

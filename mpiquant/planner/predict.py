@@ -99,9 +99,7 @@ def _schedule_s(profile: Profile, algorithm: str, codec: Codec, count: int) -> f
     return second + (second - first) / (more - few) * (count - more)
 
 
-def _simulated_s(
-    profile: Profile, algorithm: str, codec: Codec, count: int, length: int
-) -> float:
+def _simulated_s(profile: Profile, algorithm: str, codec: Codec, count: int, length: int) -> float:
     segment = length if length * profile.size < count else None
     if profile.size <= ENGINE_RANKS:
         wires, machine = profile.wires(), profile.machine
@@ -126,7 +124,7 @@ def _native_s(profile: Profile, nbytes: int) -> float:
             return inside
         slope = profile.native[-2:]
         rate = (slope[1][0] - slope[0][0]) / (slope[1][1] - slope[0][1])
-        return times[-1] + (nbytes - sizes[-1]) / rate
+        return float(times[-1] + (nbytes - sizes[-1]) / rate)
     return min(_doubling_s(profile, nbytes), _native_ring_s(profile, nbytes))
 
 

@@ -155,7 +155,8 @@ def test_advice():
     assert found.best.codec == EXACT
     assert found.sentence == "do not compress: ring takes 1 s, no codec is faster"
     found = advise(predictions(1.0, 1.2, 1.1, 0.5), 0.05)
-    assert "do not compress" in found.sentence and "small enough error" in found.sentence
+    assert "do not compress" in found.sentence
+    assert "small enough error" in found.sentence
     assert advise(predictions(10.0, 6.0, 3.0, 1.0), 1.0).best.codec == Q4
 
 
@@ -207,7 +208,8 @@ def test_command(capsys, tmp_path):
     rows = {(row["algorithm"], row["codec"]): row["seconds"] for row in report["rows"]}
     assert rows["ring", "q8"] < rows["ring", "bf16"] < rows["ring", "exact"]
     assert report["nbytes"] == 16 << 20
-    assert ("cerar", "exact") in rows and ("native", "exact") in rows
+    assert ("cerar", "exact") in rows
+    assert ("native", "exact") in rows
 
 
 def test_command_says_when_not_to_compress(capsys):
@@ -218,9 +220,12 @@ def test_command_says_when_not_to_compress(capsys):
 
 def test_command_with_several_ranks_on_a_node(capsys):
     words = ["plan", "--ranks", "8", "--ranks-per-node", "4", "--bandwidth", "1Gbit"]
-    assert main([*words, "--model", "resnet50", "--codec", "q8", "--algo", "ring,hierarchical"]) == 0
+    assert (
+        main([*words, "--model", "resnet50", "--codec", "q8", "--algo", "ring,hierarchical"]) == 0
+    )
     out = capsys.readouterr().out
-    assert "8 ranks on 2 nodes" in out and f"{4 * 25_557_032} bytes" in out
+    assert "8 ranks on 2 nodes" in out
+    assert f"{4 * 25_557_032} bytes" in out
     assert "Recommendation: use hierarchical with q8" in out
 
 

@@ -48,8 +48,8 @@ class Ranks:
                 tuner.agree(least)
         return turn
 
-    def settle(self, calls=1 + (ROUNDS + 1) * len(WAYS)):
-        for _ in range(calls):
+    def settle(self):
+        for _ in range(1 + (ROUNDS + 1) * len(WAYS)):
             self.call()
             if self.tuners[0].best is not None:
                 break
@@ -165,7 +165,8 @@ def test_one_way_needs_no_trial():
 
 def test_codec():
     codec = by_name("auto")
-    assert codec == AutoCodec() and codec.choices == (Q8,)
+    assert codec == AutoCodec()
+    assert codec.choices == (Q8,)
     assert by_name(codec.spec) == codec
     assert by_name("auto(choices=q8+q4(block=64))").choices == (Q8, by_name("q4(block=64)"))
     for wrong in ("auto(choices=aqat)", "auto(choices=top_k)", "auto(choices=auto)"):
