@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import aqat
 import numpy as np
 from _report import ROOT, Claims, run_parts, run_ranks
 
@@ -23,8 +25,22 @@ import measure
 from mpiquant.codecs import EXACT, by_name
 from mpiquant.planner.predict import predict
 from mpiquant.planner.profile import Profile
-from mpiquant.sim import Machine, Network, simulate
+from mpiquant.sim import (
+    TYPICAL,
+    Cluster,
+    Layer,
+    Load,
+    Machine,
+    Network,
+    Training,
+    Workload,
+    scheme_of,
+    simulate,
+    traces,
+    workload,
+)
 from mpiquant.sim.fast import Links, simulate_fast
+from mpiquant.sim.training import LEARNING, Iteration, Summary
 
 Row = dict[str, Any]
 
@@ -155,10 +171,125 @@ def _judge_auto(claims: Claims, where: str, rows: list[Row]) -> None:
         claims.report(f"{where}, {row['nbytes']} bytes: chose", row["chosen"])
 
 
+# ---- AQAT ----
+
+
+def adaptive(claims: Claims) -> None:
+    """The same training on the emulated cluster and simulated."""
+    for name, rate, step_s, changes in (
+        ("200 Mbit/s", "200mbit", 0.2, None),
+        ("1 Gbit/s", "1gbit", 0.15, None),
+        ("links that change", "1gbit", aqat.step_for_two_bits(), aqat.changing()),
+    ):
+        run_s = 14 if changes is None else 2 * aqat.PERIOD_S
+        real = aqat.train("mpich", rate, {"step_s": step_s, "run_s": run_s}, changes=changes)
+        found = _simulated_as(rate, step_s, run_s, changes)
+        bits, own = aqat.mean_bits(real, "both"), float(np.mean([_bits(i) for i in found]))
+        shown = f"{own:.2f} (real {bits:.2f})"
+        apart = abs(aqat.place(own) - aqat.place(bits))
+        claims.check(f"aqat, {name}: mean bits, simulated", shown, "a level", apart <= 1)
+        waits = 1e3 * np.mean([i.wire_wait_s + i.peer_wait_s for i in found])
+        waited = real["wire_wait_ms"] + real["peer_wait_ms"]
+        off = abs(waits - waited) / (1e3 * step_s)
+        shown = f"{waits:.1f} (real {waited:.1f})"
+        point = f"aqat, {name}: wait, ms, of a step of {1e3 * step_s:.0f}"
+        claims.check(point, shown, "10 % apart", off <= 0.1)
+
+
+def _simulated_as(
+    rate: str, step_s: float, run_s: float, changes: Sequence[Any] | None
+) -> list[Iteration]:
+    """Iterations of the training that `aqat.train` runs, behind the first ones."""
+    layers = tuple(Layer(f"layer{i}", ((n,),), 1.0) for i, n in enumerate(aqat.LAYERS))
+    bandwidth = aqat.cluster.parse_rate(rate) / 8 / aqat.FRAMING
+    links = traces.steady(bandwidth)
+    if changes is not None:
+        steps = [(c.at_s, c.rate / 8 / aqat.FRAMING, c.host) for c in changes]
+        links = traces.replay(steps, bandwidth, aqat.HOSTS)
+    training = Training(
+        Workload("stand-in", layers, step_s),
+        scheme_of("aqat"),
+        Cluster(aqat.HOSTS, links, 50e-6),
+        TYPICAL,
+        bucket_bytes=4 * max(aqat.LAYERS),
+    )
+    found = []
+    while not found or found[-1].begin_s < run_s:
+        found.append(training.step())
+    return found[LEARNING:]
+
+
+def _bits(iteration: Iteration) -> float:
+    return (iteration.partial_bits + iteration.final_bits) / 2
+
+
+# ---- many ranks ----
+
+
+def many(claims: Claims) -> None:
+    """How long simulations take."""
+    for name in ("aqat", "aqat@halving_doubling"):
+        seconds = _walk_s(name, 1024, 50)
+        claims.at_most(f"1,024 ranks, GPT-2, {name}, random walk, 50 iterations: s", seconds, 120)
+    claims.at_most(
+        "16,384 ranks, GPT-2, aqat, random walk, iteration: s", _walk_s("aqat", 16384, 1), 60
+    )
+
+
+def _walk_s(name: str, ranks: int, iterations: int) -> float:
+    begin = time.perf_counter()
+    links = traces.random_walk(1.25e9, ranks, 0.1, np.random.default_rng(1))
+    Training(workload("gpt2"), scheme_of(name), Cluster(ranks, links, 30e-6), TYPICAL).run(
+        iterations
+    )
+    return time.perf_counter() - begin
+
+
+# ---- the schemes beside each other ----
+
+SCHEMES = ("fp32", "bf16", "q8", "q4", "q2", "aqgb", "aqat", "aqat@halving_doubling", "cerar")
+MODELS = ("resnet50", "bert", "gpt2")
+
+
+def schemes(claims: Claims) -> None:
+    """What the AQAT paper says of its simulations: is it so in ours?"""
+    for model in MODELS:
+        found = {name: _summary(model, name) for name in SCHEMES}
+        for name, each in found.items():
+            shown = f"{1e3 * each.iteration_s:.0f} ms, ROW {each.row:.3g}, {each.bits:.3g} bits"
+            claims.report(f"{model}, 16 ranks, 10 Gbit/s, {name}", shown)
+        ours = found["aqat"]
+        shown = f"{ours.wire_bits:.2f} (most {ours.oracle_bits:.2f})"
+        claims.report(f"{model}: bits of aqat on the wire, and without waiting", shown)
+        times = [each.iteration_s for each in found.values()]
+        rows = [each.row for each in found.values()]
+        claims.report(f"{model}: rank correlation of ROW and speed", _rank_correlation(times, rows))
+
+
+def _summary(model: str, name: str) -> Summary:
+    links = traces.random_walk(1.25e9, 16, 0.1, np.random.default_rng(1))
+    load = Load(jitter=0.05)
+    cluster = Cluster(16, links, 30e-6)
+    return Training(workload(model), scheme_of(name), cluster, TYPICAL, load).run(30).summary()
+
+
+def _rank_correlation(times: Sequence[float], rows: Sequence[float]) -> float:
+    """Spearman's, of short times with high ROW; equal ones share their rank."""
+    ranks = [_ranks(-np.array(times)), _ranks(np.minimum(rows, 1e9))]
+    return float(np.corrcoef(ranks)[0, 1])
+
+
+def _ranks(values: Any) -> Any:
+    return np.array([np.mean(np.flatnonzero(np.sort(values) == each)) for each in values])
+
+
 PARTS = {
     "formulas": formulas,
     "prediction": prediction,
+    "adaptive": adaptive,
     "auto": auto,
+    "many": many,
+    "schemes": schemes,
 }
 
 

@@ -71,8 +71,8 @@ METHODS = {
     "block-random-k 10 %": _codec("block_random_k(ratio=0.1)"),
     "threshold": _codec("threshold(threshold=3.0)"),
     "local SGD 8": Method(every=8),
-    "local SGD 2, 8 bit": Method({"codec": "q8"}, every=2),
-    "local SGD 2, 4 bit": Method({"codec": "q4"}, every=2),
+    "local SGD 2 at 8 bit": Method({"codec": "q8"}, every=2),
+    "local SGD 2 at 4 bit": Method({"codec": "q4"}, every=2),
 }
 
 
@@ -121,7 +121,9 @@ class ConvTraining:
 
     batch = 32
 
-    def __init__(self, method: Method, seed: int, rate: float = 0.02) -> None:
+    rate = 0.02
+
+    def __init__(self, method: Method, seed: int, rate: float) -> None:
         self.data, self.seed = digits.load("mnist"), seed
         self.net = ConvNet(self.data.side, channels=(16, 32))
         self.parameters = self.net.init(np.random.default_rng(seed))
@@ -174,8 +176,11 @@ class GptTraining:
 
     batch = 4
     held_out = 32
+    rate = 2.5e-4
+    """The best for exact training among 1e-3, 5e-4 and this one: behind 500 steps it ends with
+    validation losses of 2.03, 1.79 and 1.75."""
 
-    def __init__(self, method: Method, seed: int, rate: float = 1e-3) -> None:
+    def __init__(self, method: Method, seed: int, rate: float) -> None:
         import gpt
         import torch
 
@@ -236,10 +241,12 @@ class GptTraining:
 TRAININGS = {"conv": ConvTraining, "gpt": GptTraining}
 
 
-def run(model: str, name: str, seed: int, steps: int, every: int) -> dict[str, Any]:
+def run(
+    model: str, name: str, seed: int, steps: int, every: int, rate: float | None = None
+) -> dict[str, Any]:
     """Train with one method; what was measured."""
-    method = METHODS[name]
-    training: Training = TRAININGS[model](method, seed)
+    method, made = METHODS[name], TRAININGS[model]
+    training: Training = made(method, seed, made.rate if rate is None else rate)
     clock, losses, validated, seconds = Clock(), [], [], []
     for step in range(steps):
         if every and step % every == 0:
@@ -292,6 +299,7 @@ def main() -> None:
     parser.add_argument("model", choices=list(TRAININGS))
     parser.add_argument("--methods", default=",".join(METHODS), help="default: all")
     parser.add_argument("--steps", type=int, default=300, help="default: %(default)s")
+    parser.add_argument("--rate", type=float, help="of learning; default: that of the model")
     parser.add_argument("--seeds", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--every", type=int, default=20, help="steps between validations; 0: none")
     parser.add_argument("--json", type=Path, help="where to write what was measured")
@@ -302,7 +310,7 @@ def main() -> None:
     records = []
     for seed in range(args.seeds):
         for name in names:
-            record = run(args.model, name, seed, args.steps, args.every)
+            record = run(args.model, name, seed, args.steps, args.every, args.rate)
             records.append(record)
             if comm.rank == 0:
                 show(record)

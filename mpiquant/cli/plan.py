@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mpiquant.cli.bench_collectives import parse_bandwidth, parse_codec, parse_size
+from mpiquant.cli.sim import parse_seconds
 from mpiquant.codecs import EXACT, Codec, split_names
 from mpiquant.collectives import CODED, HIERARCHICAL, canonical
 from mpiquant.plan import shown
@@ -29,7 +30,7 @@ def add_parser(commands: Any) -> None:
     add("--ranks", type=int, metavar="N", help="default: those of the profile")
     add("--ranks-per-node", type=int, default=1, metavar="N", help="default 1")
     add("--bandwidth", type=parse_bandwidth, metavar="RATE", help="of a node, such as 10Gbit")
-    add("--latency", type=parse_time, metavar="TIME", help="one-way, such as 50us (default)")
+    add("--latency", type=parse_seconds, metavar="TIME", help="one-way, such as 50us (default)")
     add("--size", type=parse_size, metavar="SIZE", help="of the array, such as 100M")
     add("--model", choices=WORKLOADS, help="the size of this model's gradient instead")
     add("--codec", default="bf16,q8,q4,q2", metavar="NAMES", help="default bf16,q8,q4,q2")
@@ -38,14 +39,6 @@ def add_parser(commands: Any) -> None:
     add("--profile", type=Path, metavar="FILE", help="what --calibrate stored")
     add("--calibrate", action="store_true", help="measure this job's cluster; run by mpiexec")
     add("--json", type=Path, metavar="FILE", help="write the table here as well")
-
-
-def parse_time(text: str) -> float:
-    """Seconds of a text such as 50us."""
-    for unit, seconds in (("us", 1e-6), ("ms", 1e-3), ("s", 1.0)):
-        if text.endswith(unit):
-            return float(text.removesuffix(unit)) * seconds
-    return float(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
