@@ -9,7 +9,7 @@ from mpiquant import api
 from mpiquant._comm import channel_of
 from mpiquant.plan import Tuner
 from mpiquant.plan.tune import LATER, ROUNDS, SAMPLES
-from mpiquant.planner.profile import Profile
+from mpiquant.planner.profile import Profile, Wire
 
 pytestmark = pytest.mark.mpi
 
@@ -182,7 +182,8 @@ def test_a_profile_says_what_need_not_be_tried(comm, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     if comm.rank == 0:
         file = tmp_path / "profile.json"
-        Profile.of(comm.size, 1e6).save(file)  # a wire so slow that only bytes count
+        slow = Wire(1e6, 1e-5)  # only bytes count
+        Profile(tuple(range(comm.size)), slow, memory=slow).save(file)
         monkeypatch.setenv("MPIQUANT_PROFILE", str(file))
     tried = set()
     for _ in range(ENOUGH):
