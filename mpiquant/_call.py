@@ -236,21 +236,29 @@ class Call:
             if self.channel.is_void(self.seq) and self.native_begun_on != self.channel.native:
                 raise _StoppedError
 
-    def until_called(self, function: Callable[[], None]) -> Steps[None]:
-        """Let the thread that waits for this call make a blocking one, outside of all locks."""
+    def until_called(self, function: Callable[[], None]) -> Steps[float]:
+        """Let the thread that waits for this call make a blocking one, outside of all locks.
+
+        Returns the seconds that the blocking one took.
+        """
         errors: list[Exception] = []
+        taken = 0.0
 
         def work() -> None:
+            nonlocal taken
+            begin = time.perf_counter()
             try:
                 function()
             except Exception as error:
                 errors.append(error)
+            taken = time.perf_counter() - begin
 
         self.todo = work
         while self.todo is not None:
             yield False
         if errors:
             raise errors[0]
+        return taken
 
     def do(self) -> None:
         """Make the blocking call that is to be made, if there is one."""

@@ -113,11 +113,19 @@ def _code_of_turn(found: Design, flipped: bool) -> Code:
 
 
 def plan_for(
-    job: Job, choice: Choice, options: Options, codec: Codec, channel: Channel, *, blocking: bool
+    job: Job,
+    choice: Choice,
+    options: Options,
+    codec: Codec,
+    channel: Channel,
+    *,
+    blocking: bool,
+    timed: bool = False,
 ) -> Plan:
-    """What the ranks agree on for a job."""
+    """What the ranks agree on for a job; a timed native one runs alone, on all ranks at a time."""
     native, nbytes = choice.algorithm == "native", job.out.nbytes
     swap = native and swap_of(job.kind, job.op, nbytes, channel) is not None
+    long = nbytes >= BLOCKING_NBYTES and not swap
     length = job.out.size // channel.size
     args = (options.segment, choice.algorithm, codec, job.x.dtype, channel.vendor, length)
     segment = 0 if codec.sparse else segment_length(*args)
@@ -131,39 +139,50 @@ def plan_for(
         segment=segment,
         feedback=job.rest is not None,
         measured=job.measured,
-        blocking=native and blocking and not swap and nbytes >= BLOCKING_NBYTES,
+        blocking=native and blocking and (long or timed),
         check=options.check,
         name=job.name,
     )
 
 
 def collective(
-    job: Job, call: Call, options: Options, stats: Stats, *, blocking: bool, why: str | None = None
+    job: Job, call: Call, options: Options, stats: Stats, *, blocking: bool
 ) -> Steps[bool]:
     """Carry out a job; True if the result has non-finite values (only told with feedback).
 
-    Collective over the channel's communicator.  `why` is the reason that is given instead of the
-    chooser's.
+    Collective over the channel's communicator.
     """
     channel = call.channel
     if channel.size == 1:
         return _run_alone(job, stats)
     choice = decide(job, options, channel.size)
-    if why is not None:
-        choice = replace(choice, reason=why)
     codec = job.codec if choice.compress else EXACT
     if isinstance(codec, AutoCodec):
         return (yield from _run_auto(job, call, codec, options, stats, blocking=blocking))
     if isinstance(codec, Sparsifier) and codec.shared:
         return (yield from _run_shared(job, call, codec, options, stats, blocking=blocking))
-    found = None
+    return (yield from _run_choice(job, call, codec, choice, options, stats, blocking=blocking))
+
+
+def _run_choice(
+    job: Job,
+    call: Call,
+    codec: Codec,
+    choice: Choice,
+    options: Options,
+    stats: Stats,
+    *,
+    blocking: bool,
+    timed: bool = False,
+) -> Steps[bool]:
+    channel, found = call.channel, None
     if choice.algorithm == CODED:
         found = coded_ring(options, channel.size, job.x.dtype)
         choice = replace(choice, reason=f"{choice.reason}: {_expected(found)}")
     stats.chose(choice.algorithm, job.within or codec.spec, choice.reason)
     if found is not None:
         choice = replace(choice, algorithm=str(found.code))  # all of it is agreed on
-    plan = plan_for(job, choice, options, codec, channel, blocking=blocking)
+    plan = plan_for(job, choice, options, codec, channel, blocking=blocking, timed=timed)
     yield from call.open(plan)
     if choice.algorithm == "native":
         return (yield from _run_native(job, call, stats))
@@ -184,16 +203,17 @@ def _run_auto(
     turn = tuner.turn()
     # What the ranks then agree on is to be known where the next call is opened.
     call.alone = turn.closes
-    begin = time.perf_counter()
-    nonfinite = yield from collective(
-        replace(job, codec=turn.way.codec),
-        call,
-        replace(options, algorithm=turn.way.algorithm),
-        stats,
-        blocking=blocking,
-        why=turn.reason,
+    algorithm, chosen = turn.way.algorithm, turn.way.codec
+    # A settled native call goes the short way (`mpiquant.quick`): what is around it here is not its
+    # time.  That of other calls begins with their launch, if nothing but the caller waited since.
+    timed = algorithm == "native" and blocking and turn.round >= 0
+    begin = call.launched if blocking else time.perf_counter()
+    native_s = stats.native_s
+    choice = Choice(algorithm, chosen.lossy, turn.reason)
+    nonfinite = yield from _run_choice(
+        job, call, chosen, choice, options, stats, blocking=blocking, timed=timed
     )
-    tuner.note(turn, time.perf_counter() - begin)
+    tuner.note(turn, stats.native_s - native_s if timed else time.perf_counter() - begin)
     if turn.closes:
         told = tuner.times
         if turn.asks:
@@ -431,14 +451,15 @@ def _run_hierarchical(
 def _run_native(job: Job, call: Call, stats: Stats) -> Steps[bool]:
     size = call.channel.size
     begin = time.perf_counter()
+    steps: Steps[float | None]
     if job.kind == "allgather":
         own = own_part(job.out.size, call.channel.rank, size)
         steps = _gather_native(call, job.x if job.rest is None else job.rest[own], job.out)
     else:
         steps = _reduce_native(call, job.x if job.rest is None else job.rest, job.out, job.op)
-    yield from steps
+    taken = yield from steps
     end = time.perf_counter()
-    stats.native_s += end - begin
+    stats.native_s += end - begin if taken is None else taken
     trace.active.overlapping("wire", f"native {job.kind}", begin, end, nbytes=job.out.nbytes)
     moved = (1 if job.kind == "allgather" else 2) * (size - 1) * job.out.nbytes // size
     stats.wire_bytes += moved
@@ -447,25 +468,27 @@ def _run_native(job: Job, call: Call, stats: Stats) -> Steps[bool]:
     return _settle_exact(job)
 
 
-def _reduce_native(call: Call, x: Array, out: Array, op: MPI.Op) -> Steps[None]:
-    """MPI's Allreduce, in pieces that its int counts can hold."""
+def _reduce_native(call: Call, x: Array, out: Array, op: MPI.Op) -> Steps[float | None]:
+    """MPI's Allreduce, in pieces that its int counts can hold; seconds in it, if it is blocking."""
     assert call.plan is not None
     comm = call.channel.native
     in_place = x.__array_interface__["data"] == out.__array_interface__["data"]
     swap = swap_of(call.plan.kind, op, out.nbytes, call.channel)
-    if swap is not None:
+    if swap is not None and not call.plan.blocking:
         yield from run_swap(call, swap, x, out, op, in_place=in_place)
-        return
+        return None
+    taken = 0.0
     for begin in range(0, x.size, MAX_COUNT):
         part = slice(begin, begin + MAX_COUNT)
         send = MPI.IN_PLACE if in_place else x[part]
         if call.plan.blocking:
             blocking = partial(comm.Allreduce, send, out[part], op)
-            yield from call.until_called(blocking)
+            taken += yield from call.until_called(blocking)
         else:
             request = comm.Iallreduce(send, out[part], op)
             call.opened = begin + MAX_COUNT >= x.size
             yield from call.until_native(request, send, out)
+    return taken if call.plan.blocking else None
 
 
 def _gather_native(call: Call, x: Array, out: Array) -> Steps[None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -71,6 +71,7 @@ def _load(point: EntryPoint, **parameters: Any) -> Codec:
     return codec
 
 
+@lru_cache
 def by_name(text: str) -> Codec:
     """The codec of a name, with parameters or without.
 
