@@ -122,10 +122,9 @@ def plan_for(
     blocking: bool,
     timed: bool = False,
 ) -> Plan:
-    """What the ranks agree on for a job; a timed native one runs alone, on all ranks at a time."""
+    """What the ranks agree on for a job; a timed native one begins when all ranks are there."""
     native, nbytes = choice.algorithm == "native", job.out.nbytes
     swap = native and swap_of(job.kind, job.op, nbytes, channel) is not None
-    long = nbytes >= BLOCKING_NBYTES and not swap
     length = job.out.size // channel.size
     args = (options.segment, choice.algorithm, codec, job.x.dtype, channel.vendor, length)
     segment = 0 if codec.sparse else segment_length(*args)
@@ -139,7 +138,7 @@ def plan_for(
         segment=segment,
         feedback=job.rest is not None,
         measured=job.measured,
-        blocking=native and blocking and (long or timed),
+        blocking=native and blocking and not swap and (timed or nbytes >= BLOCKING_NBYTES),
         check=options.check,
         name=job.name,
     )
@@ -474,7 +473,7 @@ def _reduce_native(call: Call, x: Array, out: Array, op: MPI.Op) -> Steps[float 
     comm = call.channel.native
     in_place = x.__array_interface__["data"] == out.__array_interface__["data"]
     swap = swap_of(call.plan.kind, op, out.nbytes, call.channel)
-    if swap is not None and not call.plan.blocking:
+    if swap is not None:
         yield from run_swap(call, swap, x, out, op, in_place=in_place)
         return None
     taken = 0.0

@@ -31,10 +31,12 @@ times are longer by what is done but once, twice that."""
 ENOUGH = 1.03
 """Times the fastest way that one which changes values less may take: it is preferred."""
 
-LATER = 64
-"""Calls until a choice is looked at for the first time; then always twice as many, up to MOST."""
+LATER, MOST = 64, 1024
+"""Calls until a choice is looked at for the first time, and the most: it is always twice as many."""
 
-MOST = 1024
+LOOK_S, LOOK_SHARE, LEAST_S = 1.5e-3, 0.02, 50e-6
+"""What measuring takes beside the calls, and the share that it may have of all calls until then; of
+shorter calls than that, of their number times that.  So short ones are looked at less often."""
 
 SAMPLES = 3
 """Calls in which it is then measured."""
@@ -173,7 +175,7 @@ class Tuner:
         if math.isinf(now):  # calls of this round have not ended yet
             self._begin(LATER, SAMPLES)
         elif self.chosen_s / CHANGED <= now <= self.chosen_s * CHANGED:
-            self.period = min(2 * self.period, MOST)
+            self.period = max(min(2 * self.period, MOST), self.period)
             self._begin(self.period, SAMPLES)
         else:
             self.best = None
@@ -198,7 +200,8 @@ class Tuner:
         medians = [median(seconds) if seconds else math.inf for seconds in self._known]
         fastest = min(medians[i] for i in self._alive)
         best = next(i for i in self._alive if medians[i] <= ENOUGH * fastest)
-        self.best, self.chosen_s, self.period = best, medians[best], LATER
+        self.best, self.chosen_s = best, medians[best]
+        self.period = max(LATER, int(LOOK_S / (LOOK_SHARE * max(self.chosen_s, LEAST_S))))
         others = [i for i in range(len(self.ways)) if i != best and math.isfinite(medians[i])]
         self.reason = f"auto measured {self.ways[best]} at {shown(medians[best])}"
         if others:
