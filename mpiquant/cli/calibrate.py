@@ -130,11 +130,14 @@ def _exact(x: np.ndarray, y: np.ndarray) -> dict[str, Callable[[], object]]:
 def _coded(comm: MPI.Intracomm, x: np.ndarray, y: np.ndarray) -> KernelCost:
     """Of the coded ring with two components for each rank."""
     code = design(comm.size, None, np.dtype(np.float32)).code
-    half = VALUES // 2
-    parts, outs = [x[:half], x[half:]], [y[:half], y[half:]]
-    encoding, decoding = code.encoding(0)[:2], code.decoding(0)
-    encode = _seconds(comm, lambda: mix(encoding, parts, outs)) / VALUES
-    decode = _seconds(comm, lambda: mix(decoding, parts, outs)) / VALUES
+    encoding, decoding = code.encoding(0), code.decoding(0)
+    rows, columns = encoding.shape
+    part = VALUES // rows  # each block of the output is as long as one of the input
+    parts = [x[i * part : (i + 1) * part] for i in range(columns)]
+    outs = [y[i * part : (i + 1) * part] for i in range(rows)]
+    values = columns * part
+    encode = _seconds(comm, lambda: mix(encoding, parts, outs)) / values
+    decode = _seconds(comm, lambda: mix(decoding, parts, outs[:columns])) / values
     add = _seconds(comm, lambda: np.add(x, y, out=y)) / VALUES
     return KernelCost(encode, decode, add, add)
 

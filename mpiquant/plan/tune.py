@@ -32,7 +32,7 @@ ENOUGH = 1.03
 """Times the fastest way that one which changes values less may take: it is preferred."""
 
 LATER, MOST = 64, 1024
-"""Calls until a choice is looked at for the first time, and the most: it is always twice as many."""
+"""Calls until a choice is looked at for the first time, then always twice as many, and the most."""
 
 LOOK_S, LOOK_SHARE, LEAST_S = 1.5e-3, 0.02, 50e-6
 """What measuring takes beside the calls, and the share that it may have of all calls until then; of

@@ -150,9 +150,10 @@ def _native_ring_s(profile: Profile, nbytes: int) -> float:
 
 
 def _coded_s(profile: Profile, count: int) -> float:
-    """2N components: N + 2N - 2 rounds of messages of 1 / 2N of the array, and kernels around."""
+    """c components, by default 2N: c + N - 2 rounds of messages of 1 / c of the array, and kernels
+    around."""
     size = profile.size
-    components = 2 * size
+    components = 2 * size if size > 2 else size  # of two ranks, more gain nothing
     cost = profile.kernels.get(CODED, KernelCost())
     rounds, values = components + size - 2, count / components
     each = _step_s(profile, 4 * values) + 2 * profile.message_s
