@@ -419,7 +419,7 @@ class _Working:
     def __init__(self, name, deadline, takes_s, clock, log):
         self.name, self.deadline, self.takes_s = name, deadline, takes_s
         self.clock, self.log = clock, log
-        self.seq, self.done, self.opened = 0, False, True
+        self.seq, self.done, self.opened, self.alone = 0, False, True, False
 
     def step(self):
         self.log.append(self.name)
