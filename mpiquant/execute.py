@@ -38,6 +38,10 @@ and nobody gets it any sooner.  A limit of time, since ranks that wait for each 
 would wait for ever."""
 
 
+TURN_S = 100e-6
+"""After so long on a core a rank that begins a call lets others have it, if there are any."""
+
+
 class PendingRequest(Protocol):
     def Test(self) -> bool: ...
 
@@ -165,11 +169,13 @@ class Execution(ProgramRunner):
         On a core that ranks share, one that encoded all of its first sends at once would keep the
         others' wires idle for as long.
         """
-        begin = time.perf_counter()
+        begin = since = time.perf_counter()
         self._post()
         for message in self.program.first_sends:
             self._send(message)
-            os.sched_yield()
+            if time.perf_counter() - since > TURN_S:
+                os.sched_yield()
+                since = time.perf_counter()
         self.busy_s += time.perf_counter() - begin
 
     def advance(self) -> bool:
