@@ -121,6 +121,12 @@ class Channel:
         return bool(self.running or self.queue)
 
     @property
+    def hosts(self) -> tuple[int, ...]:
+        """Number of each rank's node."""
+        found = {rank: i for i, ranks in enumerate(self.nodes) for rank in ranks}
+        return tuple(found[rank] for rank in range(self.size))
+
+    @property
     def next_to_open(self) -> int:
         return self.queue[0].seq if self.queue else self.seq
 

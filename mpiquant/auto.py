@@ -60,15 +60,11 @@ def expected(ways: Sequence[Way], nbytes: int, channel: Channel) -> list[float]:
 
 def _profile(channel: Channel) -> Profile | None:
     """The profile of such a job, if it was calibrated."""
-    hosts = [0] * channel.size
-    for number, ranks in enumerate(channel.nodes):
-        for rank in ranks:
-            hosts[rank] = number
-    file = default_file(channel.vendor, hosts)
+    file = default_file(channel.vendor, channel.hosts)
     if not file.exists():
         return None
     try:
-        return Profile.load(file).with_hosts(hosts)
+        return Profile.load(file).with_hosts(channel.hosts)
     except (OSError, ValueError) as error:
         logger.warning("auto goes without a profile: %s", error)
         return None

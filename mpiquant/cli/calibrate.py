@@ -55,8 +55,8 @@ def run(file: Path | None) -> int:
     comm = world()
     if comm.size == 1:
         raise job.UsageError("--calibrate measures the wires of a job: run it by mpiexec")
-    hosts = _hosts(comm)
-    mpi = MPI.get_vendor()[0]
+    channel = channel_of(comm)
+    hosts, mpi = channel.hosts, channel.vendor
     file = file or default_file(mpi, hosts)
     if comm.rank == 0:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -69,24 +69,15 @@ def run(file: Path | None) -> int:
     return 0
 
 
-def _hosts(comm: MPI.Intracomm) -> tuple[int, ...]:
-    """Number of each rank's node."""
-    nodes = channel_of(comm).nodes
-    return tuple(
-        next(i for i, ranks in enumerate(nodes) if rank in ranks) for rank in range(comm.size)
-    )
-
-
 def measure(comm: MPI.Intracomm, hosts: tuple[int, ...], mpi: str) -> Profile:
     """The profile of a job; collective."""
     network, memory = _wires(comm, hosts)
-    eager = _eager_nbytes(comm, hosts)
     found = Profile(
         hosts,
         network,
         memory,
         kernels=_kernels(comm),
-        eager_nbytes=eager,
+        eager_nbytes=_eager_nbytes(comm),
         native=tuple(_native(comm)),
         mpi=mpi,
     )
@@ -99,7 +90,7 @@ def measure(comm: MPI.Intracomm, hosts: tuple[int, ...], mpi: str) -> Profile:
 
 
 def _kernels(comm: MPI.Intracomm) -> dict[str, KernelCost]:
-    """Seconds per value of all codecs' kernels, the mean over the ranks."""
+    """Seconds per value of all codecs' kernels, on the slowest rank."""
     x = np.random.default_rng(comm.rank).standard_normal(VALUES, np.float32)
     y = np.zeros_like(x)
     found = {}
@@ -150,13 +141,12 @@ def _seconds(comm: MPI.Intracomm, work: Callable[[], object]) -> float:
 
 
 def _wires(comm: MPI.Intracomm, hosts: tuple[int, ...]) -> tuple[Wire, Wire]:
-    """Between hosts and within one; a job that has but one kind is taken to have both alike."""
+    """Between hosts and within one.  On a single host there is but memory; where no two ranks share
+    one, it is not measured."""
     most = max(hosts.count(host) for host in set(hosts))
     several = len(set(hosts)) > 1
     network = _wire(comm, most, most) if several else None
-    memory = _wire(comm, 1, 1) if most > 1 else None
-    if memory is None:
-        memory = Profile(hosts, network or Wire(1.0, 0.0)).memory
+    memory = _wire(comm, 1, 1) if most > 1 else Profile.memory
     return network or memory, memory
 
 
@@ -206,7 +196,7 @@ def _latency_s(comm: MPI.Intracomm) -> float:
     return float(comm.bcast(np.median(taken)))
 
 
-def _eager_nbytes(comm: MPI.Intracomm, hosts: tuple[int, ...]) -> int:
+def _eager_nbytes(comm: MPI.Intracomm) -> int:
     """Longest message from the first to the last rank that goes without a receive."""
     peer, found = comm.size - 1, 0
     for nbytes in EAGER_NBYTES:

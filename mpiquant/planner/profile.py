@@ -56,9 +56,8 @@ class Profile:
     call_s : float
         What each call takes beside its messages.
     eager_nbytes : int
-        Longest message that is sent at once; for longer ones the receiver is asked first.
-    ask_s : float
-        Time for that.
+        Longest message that is sent at once; for longer ones the receiver is asked first.  For the
+        reader: no prediction goes by it.
     native : tuple of (int, float)
         Bytes of an array and seconds of MPI's own allreduce, as measured; empty if it was not.
     mpi : str
@@ -72,7 +71,6 @@ class Profile:
     message_s: float = TYPICAL.message_s
     call_s: float = 100e-6
     eager_nbytes: int = 64 << 10
-    ask_s: float = 0.0
     native: tuple[tuple[int, float], ...] = ()
     mpi: str = ""
 
@@ -95,7 +93,7 @@ class Profile:
 
     @property
     def machine(self) -> Machine:
-        return Machine(self.kernels, self.message_s, self.eager_nbytes, self.ask_s)
+        return Machine(self.kernels, self.message_s)
 
     def wires(self) -> Network:
         """The network of all ranks."""

@@ -5,24 +5,15 @@ import math
 import numpy as np
 import pytest
 import sim_oracle
+from sim_machines import ALPHA, BANDWIDTH, BUSY, FREE
 
 from mpiquant.codecs import EXACT, by_name
 from mpiquant.collectives import ALGORITHMS
 from mpiquant.program import compile_program
 from mpiquant.rate import Trace
-from mpiquant.sim import WORKLOADS, Engine, KernelCost, Machine, Network, simulate, workload
+from mpiquant.sim import WORKLOADS, Engine, Network, simulate, workload
 from mpiquant.sim.fast import EXCHANGES, Links, simulate_fast
 from mpiquant.sim.network import end_of
-
-ALPHA, BANDWIDTH = 50e-6, 1.25e8
-FREE = Machine()
-BUSY = Machine(
-    kernels={
-        "exact": KernelCost(encode=3e-10, decode_add=5e-10, hop=6e-10),
-        "q4": KernelCost(encode=1e-9, decode=7e-10, decode_add=8e-10, hop=1.5e-9),
-    },
-    message_s=2e-6,
-)
 
 
 def wired(ranks, **options):

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from sim_machines import ALPHA, BANDWIDTH, BUSY, FREE
 
 from mpiquant.cli import job
 from mpiquant.cli import main as cli
@@ -14,10 +15,8 @@ from mpiquant.codecs.expected import squared_error
 from mpiquant.rate import Trace
 from mpiquant.sim import (
     Cluster,
-    KernelCost,
     Layer,
     Load,
-    Machine,
     Network,
     Training,
     Workload,
@@ -34,16 +33,7 @@ from mpiquant.sim.schemes import Widths
 from mpiquant.sim.traces import Bandwidths
 from mpiquant.sim.wires import Route, ahead, window_mean, windowed
 
-ALPHA, BANDWIDTH = 50e-6, 1.25e8
 FLOAT32 = np.dtype(np.float32)
-FREE = Machine()
-BUSY = Machine(
-    kernels={
-        "exact": KernelCost(encode=3e-10, decode_add=5e-10, hop=6e-10),
-        "q4": KernelCost(encode=1e-9, decode=7e-10, decode_add=8e-10, hop=1.5e-9),
-    },
-    message_s=2e-6,
-)
 
 
 def steady(ranks, bandwidth=BANDWIDTH, latency=ALPHA, **options):
