@@ -32,8 +32,9 @@ from mpiquant.typing import Array, CommLike
 
 WHOLE, HALVES = Swap.WHOLE, Swap.HALVES  # looked up once
 
-TESTS, LIMIT_S = 20, 1e-3
-"""How often, and then how long, a reduction is tested before it becomes a full call."""
+TESTS, LIMIT_S = 3, 1e-3
+"""How often a reduction is tested before others get the core, if there are any, and how long before
+it becomes a full call.  Where ranks share cores, each needless test keeps another rank waiting."""
 
 
 class Known(NamedTuple):
@@ -155,16 +156,15 @@ def _look_up(
 
 
 def _comes_soon(request: MPI.Request, sending: MPI.Request | None) -> bool:
-    """Test some times, and then a while longer, yielding."""
-    for _ in range(TESTS):
-        if request.Test() and (sending is None or sending.Test()):
-            return True
-    begin = time.monotonic()
-    while time.monotonic() - begin < LIMIT_S:
+    """Test for a while, giving the core away now and then."""
+    end = time.monotonic() + LIMIT_S
+    while True:
+        for _ in range(TESTS):
+            if request.Test() and (sending is None or sending.Test()):
+                return True
+        if time.monotonic() > end:
+            return False
         os.sched_yield()
-        if request.Test() and (sending is None or sending.Test()):
-            return True
-    return False
 
 
 def _go_on(

@@ -7,7 +7,7 @@ import numpy as np
 from mpiquant.codecs import Codec
 
 LENGTHS = (1025 * 512, 513 * 512)
-"""Values of a segment of a ring: long enough that Python, MPI's bookkeeping and the kernels' calls
+"""Values of a segment: long enough that Python, MPI's bookkeeping and the kernels' calls
 cost little, short enough that the first one is soon on its way.  Odd numbers of blocks of 512, so
 that the bit planes of a segment do not fall on the same cache sets, and one block more than a power
 of two, so that no chunk of the usual sizes ends in a segment of next to nothing."""
@@ -19,10 +19,14 @@ one is on the wire while the bits of the next are chosen."""
 ENOUGH = 7
 """Segments of a chunk with which all ranks are busy most of the time."""
 
+SHORT = 257 * 512
+"""The same where a chunk has not two of them, and is sent to its ranks at once, as all schedules but
+the ring do: then one is on its way while the next is encoded."""
+
 EAGER_NBYTES = 64_000
-"""Longest message that MPIs send at once over TCP.  For longer ones the receiver is asked first:
-Open MPI then leaves gaps on the wire, and Open MPI and UCX exchange messages with the same peer in
-one direction at a time (see docs/benchmarks.md)."""
+"""Longest message that Open MPI sends at once over TCP.  For longer ones it asks the receiver first,
+leaves gaps on the wire, and exchanges messages with the same peer in one direction at a time.  Other
+MPIs do well with long messages, and ill with many short ones (see docs/benchmarks.md)."""
 
 
 def segment_length(
@@ -48,7 +52,7 @@ def segment_length(
     if codec.adaptive:  # messages are divided by the time that they take
         return next((n for n in ADAPTIVE_LENGTHS if chunk >= 1.5 * n), ADAPTIVE_LENGTHS[-1])
     longest = next((n for n in LENGTHS if chunk >= ENOUGH * n), LENGTHS[-1])
-    if algorithm == "ring" and vendor != "Open MPI":
-        return longest
+    if vendor != "Open MPI":
+        return longest if algorithm == "ring" or chunk >= 2 * longest else SHORT
     blocks = longest * EAGER_NBYTES // codec.nbytes(longest, dtype) // 512
     return min(longest, max(1, blocks - (blocks % 2 == 0)) * 512)
