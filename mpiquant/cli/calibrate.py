@@ -5,12 +5,13 @@ All ranks measure at the same time, as they work at the same time in a call.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -20,7 +21,7 @@ from mpiquant._comm import channel_of
 from mpiquant.cli import bench_calls, job
 from mpiquant.cli.bench_kernels import kernels_of
 from mpiquant.cli.bench_measure import world
-from mpiquant.codecs import EXACT, by_name
+from mpiquant.codecs import Codec, by_name
 from mpiquant.coded import mix
 from mpiquant.collectives import CODED
 from mpiquant.collectives.coding import design
@@ -37,6 +38,9 @@ VALUES = 4 << 20
 STREAM_S = 0.3
 """Seconds that a wire is measured for: longer than what buffers and token buckets hold lasts."""
 
+FLIGHT = 4
+"""Messages that are posted together."""
+
 NATIVE_NBYTES = (*(8**k for k in range(1, 9)), 64 << 20)
 NATIVE_S = 1.0
 """Seconds for each of these, and the longest call that is made again."""
@@ -45,10 +49,27 @@ EAGER_NBYTES = tuple(1 << k for k in range(10, 23))
 SETTLED_S = 30e-3
 """After so long without a receive, a message that has not gone waits for one."""
 
-SMALL_NBYTES = (8 << 10, 32 << 10, 256 << 10)
+SMALL_NBYTES, SMALL_CODECS = (8 << 10, 64 << 10, 512 << 10), ("exact", "q4")
 """Arrays whose times tell what messages and calls cost beside their bytes."""
 
+BURSTS_S, PAUSE_S = (0.5e-3, 1e-3, 2e-3, 4e-3), 20e-3
+"""Messages, by the time that they need, that tell what a wire saves up while it is not used; and
+how long before each it is not."""
+
+SIMULATED = ("ring", "halving_doubling", "direct")
+FACTORS = (3.0, 1.7, 1.2, 1.07)
+"""Steps of the search for the costs that fit best."""
+
 TAG = 77
+
+
+class Sample(NamedTuple):
+    """A call that was measured."""
+
+    algorithm: str
+    codec: Codec
+    nbytes: int
+    seconds: float
 
 
 def run(file: Path | None) -> int:
@@ -153,28 +174,49 @@ def _wires(comm: MPI.Intracomm, hosts: tuple[int, ...]) -> tuple[Wire, Wire]:
 def _wire(comm: MPI.Intracomm, distance: int, sharing: int) -> Wire:
     """What a rank has to the one at some distance, times those that share it."""
     right, left = (comm.rank + distance) % comm.size, (comm.rank - distance) % comm.size
-    latency = _latency_s(comm)
-    nbytes = 64 << 10
+    latency, nbytes = _latency_s(comm), 64 << 10
     while True:
         seconds = _stream_s(comm, right, left, nbytes)
         if seconds > STREAM_S or nbytes >= 1 << 30:
             break
         nbytes *= 2 if seconds > STREAM_S / 4 else 4
     again = [_stream_s(comm, right, left, nbytes) for _ in range(2)]
-    return Wire(sharing * nbytes / float(np.median([seconds, *again])), latency)
+    seconds = float(np.median([seconds, *again]))
+    return Wire(sharing * nbytes / seconds, latency, _burst_s(comm, right, left, nbytes / seconds))
+
+
+def _burst_s(comm: MPI.Intracomm, right: int, left: int, bandwidth: float) -> float:
+    """How much sooner than the wire moves it a message is there, if nothing was sent before."""
+    sizes = [8, *(int(bandwidth * seconds) for seconds in BURSTS_S)]
+    source, target = np.ones(sizes[-1], np.uint8), np.ones(sizes[-1], np.uint8)
+    taken = []
+    for nbytes in sizes:
+        found = []
+        for _ in range(9):
+            time.sleep(PAUSE_S)
+            comm.Barrier()
+            begin = time.perf_counter()
+            comm.Sendrecv(source[:nbytes], right, TAG, target[:nbytes], left, TAG)
+            found.append(comm.allreduce(time.perf_counter() - begin, MPI.MAX))
+        taken.append(float(np.median(found)))
+    early = [n / bandwidth + taken[0] - s for n, s in zip(sizes, taken, strict=True)]
+    return max(early)  # short messages are all saved up, long ones cost time beside the wire's
 
 
 def _stream_s(comm: MPI.Intracomm, right: int, left: int, nbytes: int) -> float:
     """Seconds of the slowest rank to send so many bytes to the right, and get them from the left,
     in messages of at most 1 MiB."""
-    piece = min(nbytes, 1 << 20)
+    piece = min(nbytes // FLIGHT, 1 << 20)
     source, target = np.zeros(piece, np.uint8), np.zeros(piece, np.uint8)
 
     def exchange() -> None:
-        for _ in range(0, nbytes, 4 * piece):
-            requests = [comm.Irecv(target, left, TAG) for _ in range(min(4, nbytes // piece))]
-            requests += [comm.Isend(source, right, TAG) for _ in range(min(4, nbytes // piece))]
-            MPI.Request.Waitall(requests)
+        ahead: list[MPI.Request] = []
+        for _ in range(0, nbytes, FLIGHT * piece):
+            requests = [comm.Irecv(target, left, TAG) for _ in range(FLIGHT)]
+            requests += [comm.Isend(source, right, TAG) for _ in range(FLIGHT)]
+            MPI.Request.Waitall(ahead)  # while the next ones are on their way
+            ahead = requests
+        MPI.Request.Waitall(ahead)
 
     return float(bench_calls.times(comm, [exchange], 1, 0)[0, 0])
 
@@ -238,39 +280,55 @@ def _native(comm: MPI.Intracomm) -> Iterator[tuple[int, float]]:
             return
 
 
-def _small_calls(comm: MPI.Intracomm) -> Iterator[tuple[str, int, float]]:
-    """Algorithm, bytes and seconds of our own calls without a codec."""
-    for algorithm, nbytes in product(("ring", "halving_doubling", "direct"), SMALL_NBYTES):
-        x = np.ones(nbytes // 4, np.float32)
+def _small_calls(comm: MPI.Intracomm) -> Iterator[Sample]:
+    """Our own calls of short arrays."""
+    for algorithm, codec, nbytes in product(SIMULATED, SMALL_CODECS, SMALL_NBYTES):
+        x = np.random.default_rng(comm.rank).standard_normal(nbytes // 4, np.float32)
         out = np.empty_like(x)
 
-        def call(algorithm: str = algorithm, x: np.ndarray = x, out: np.ndarray = out) -> None:
-            mpiquant.Allreduce(x, out, codec="exact", algorithm=algorithm)
+        def call(algorithm: str, codec: str, x: np.ndarray, out: np.ndarray) -> None:
+            mpiquant.Allreduce(x, out, codec=codec, algorithm=algorithm)
 
-        seconds = bench_calls.times(comm, [call], 15, 3)
-        yield algorithm, nbytes, float(np.median(seconds))
+        work = partial(call, algorithm, codec, x, out)
+        seconds = float(np.median(bench_calls.times(comm, [work], 15, 3)))
+        yield Sample(algorithm, by_name(codec), nbytes, seconds)
 
 
-def _fitted(profile: Profile, calls: Sequence[tuple[str, int, float]]) -> Profile:
+def _fitted(profile: Profile, samples: Sequence[Sample]) -> Profile:
     """What a call and its messages cost beside their bytes, so that small calls come out right.
 
     The latency of messages that ranks handle beside other ones is fitted as well: it is not that of
     one message back and forth.
     """
-    best, least = profile, math.inf
-    steps = np.geomspace(1e-6, 3e-4, 12)
-    for message_s, latency_s in product(steps, steps):
-        wire = Wire(profile.network.bandwidth, float(latency_s))
-        tried = replace(profile, message_s=float(message_s), call_s=0.0, network=wire)
-        left = [s - predict(tried, name, EXACT, nbytes).seconds for name, nbytes, s in calls]
-        call_s = max(float(np.median(left)), 0.0)
-        wrong = [
-            abs(math.log(max(s - rest + call_s, 1e-9) / s))
-            for (_, _, s), rest in zip(calls, left, strict=True)
-        ]
-        if sum(wrong) < least:
-            least, best = sum(wrong), replace(tried, call_s=call_s)
+    best, least = _with_call_s(profile, samples)
+    for factor in FACTORS:
+        moved = True
+        while moved:
+            moved = False
+            for name, up in product(("message_s", "latency_s"), (factor, 1 / factor)):
+                tried, wrong = _with_call_s(_scaled(best, name, up), samples)
+                if wrong < least:
+                    best, least, moved = tried, wrong, True
     return best
+
+
+def _scaled(profile: Profile, name: str, factor: float) -> Profile:
+    if name == "message_s":
+        return replace(profile, message_s=factor * profile.message_s)
+    wire = replace(profile.network, latency_s=factor * profile.network.latency_s)
+    return replace(profile, network=wire)
+
+
+def _with_call_s(profile: Profile, samples: Sequence[Sample]) -> tuple[Profile, float]:
+    """With the cost of a call that fits best, and how wrong the times then are."""
+    free = replace(profile, call_s=0.0)
+    own = np.array([predict(free, s.algorithm, s.codec, s.nbytes).seconds for s in samples])
+    measured = np.array([s.seconds for s in samples])
+    left = measured - own
+    costs = np.append(left[left > 0], 0.0)
+    wrong = np.abs(np.log((own + costs[:, None]) / measured)).sum(axis=1)
+    at = int(np.argmin(wrong))
+    return replace(profile, call_s=float(costs[at])), float(wrong[at])
 
 
 # ---- output ----
@@ -281,7 +339,8 @@ def _lines(profile: Profile) -> Iterator[str]:
     yield f"# {profile.mpi}, {profile.size} ranks on {hosts} nodes"
     for name, wire in (("network", profile.network), ("memory", profile.memory)):
         rate = 8e-9 * wire.bandwidth
-        yield f"{name:12}{rate:9.3g} Gbit/s, latency {shown(wire.latency_s)}"
+        saved = f", saves up {shown(wire.burst_s)}" if wire.burst_s else ""
+        yield f"{name:12}{rate:9.3g} Gbit/s, latency {shown(wire.latency_s)}{saved}"
     yield f"{'message':12}{shown(profile.message_s)} at each end; call {shown(profile.call_s)}"
     yield f"{'eager':12}up to {profile.eager_nbytes} bytes"
     yield f"{'kernels':12}{'encode':>9}{'decode':>9}{'add':>9}{'hop':>9}  ns per value"

@@ -20,13 +20,13 @@ ENOUGH = 7
 """Segments of a chunk with which all ranks are busy most of the time."""
 
 SHORT = 257 * 512
-"""The same where a chunk has not two of them, and is sent to its ranks at once, as all schedules but
-the ring do: then one is on its way while the next is encoded."""
+"""The same where a chunk has not two of them and its ranks get it at once, as in all schedules but
+the ring: then one is on its way while the next is encoded."""
 
 EAGER_NBYTES = 64_000
-"""Longest message that Open MPI sends at once over TCP.  For longer ones it asks the receiver first,
-leaves gaps on the wire, and exchanges messages with the same peer in one direction at a time.  Other
-MPIs do well with long messages, and ill with many short ones (see docs/benchmarks.md)."""
+"""Longest message that Open MPI sends at once over TCP.  For longer ones it asks the receiver
+first, leaves gaps on the wire, and exchanges messages with the same peer in one direction at a
+time.  Other MPIs do well with long messages, and ill with many short ones (docs/benchmarks.md)."""
 
 
 def segment_length(

@@ -29,10 +29,13 @@ class Wire:
         Payload bytes per second.
     latency_s : float
         From when a message has been sent until it is there.
+    burst_s : float
+        How much of its time a wire can save up (see `mpiquant.sim.Network`).
     """
 
     bandwidth: float
     latency_s: float
+    burst_s: float = 0.0
 
 
 KERNELS = {**TYPICAL.kernels, "cerar": KernelCost(1e-9, 1e-9, 6e-10, 6e-10)}
@@ -103,6 +106,7 @@ class Profile:
             self.network.latency_s,
             memory=self.memory.bandwidth,
             memory_latency_s=self.memory.latency_s,
+            burst_s=self.network.burst_s,
         )
 
     def with_hosts(self, hosts: Sequence[int]) -> Profile:

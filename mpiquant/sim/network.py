@@ -4,7 +4,8 @@ A message holds the outgoing side of its host's network interface, the incoming 
 host's and, if there is one, a switch that all hosts share, for as long as the slowest of them takes
 to move it; behind that it needs the latency to arrive.  The outgoing side serves messages in the
 order in which they are ready, and one that waits for its receiver holds up those behind it, as in a
-socket.  Ranks of one host have memory between them instead.
+socket.  What limits an interface may be a token bucket, as for virtual machines: what was not used
+before, up to its depth, is moved at once.  Ranks of one host have memory between them instead.
 """
 
 from __future__ import annotations
@@ -72,6 +73,9 @@ class Network:
     memory : float
         Bandwidth between ranks of a host.
     memory_latency_s : float
+    burst_s : float
+        Depth of the interfaces' token buckets, as the time in which they move as much.  They are
+        empty when a call begins: an interface that is in use has used them up.
     """
 
     hosts: tuple[int, ...]
@@ -80,6 +84,7 @@ class Network:
     switch: Bandwidth | None = None
     memory: float = 5e9
     memory_latency_s: float = 1e-6
+    burst_s: float = 0.0
 
     @classmethod
     def of(
@@ -103,7 +108,7 @@ class Network:
 
 @dataclass
 class Wires:
-    """The state of a network: until when each part of it is taken.
+    """The state of a network: until when its parts are taken, if nothing were ever saved up.
 
     Attributes
     ----------
@@ -113,6 +118,7 @@ class Wires:
 
     network: Network
     sent: dict[int, float] = field(default_factory=dict)
+    _outgoing: dict[int, float] = field(default_factory=dict)
     _incoming: dict[int, float] = field(default_factory=dict)
     _switch: float = 0.0
 
@@ -132,13 +138,15 @@ class Wires:
             return end, end + network.memory_latency_s
         # What holds the incoming side ends there later by the latency, as this will: no need to
         # count it twice.
-        begin = max(now, self._incoming.get(there, 0.0))
+        taken = max(self._outgoing.get(here, 0.0), self._incoming.get(there, 0.0))
+        begin = max(now - network.burst_s, taken)
         wires = [network.interface(here), network.interface(there)]
         if network.switch is not None:
             begin = max(begin, self._switch)
             self._switch = end_of(nbytes, begin, [network.switch])
             wires.append(network.switch)
         end = end_of(nbytes, begin, wires)
-        self._incoming[there] = end
+        self._outgoing[here] = self._incoming[there] = end
+        end = max(end, now)
         self.sent[here] = self.sent.get(here, 0.0) + nbytes
         return end, end + network.latency_s
