@@ -182,8 +182,10 @@ def adaptive(claims: Claims) -> None:
         ("links that change", "1gbit", aqat.step_for_two_bits(), aqat.changing()),
     ):
         run_s = 14 if changes is None else 2 * aqat.PERIOD_S
+        with measure.wire(aqat.HOSTS, rate):
+            profile = calibrated("mpich", aqat.HOSTS)
         real = aqat.train("mpich", rate, {"step_s": step_s, "run_s": run_s}, changes=changes)
-        found = _simulated_as(rate, step_s, run_s, changes)
+        found = _simulated_as(rate, step_s, run_s, changes, profile)
         bits, own = aqat.mean_bits(real, "both"), float(np.mean([_bits(i) for i in found]))
         shown = f"{own:.2f} (real {bits:.2f})"
         apart = abs(aqat.place(own) - aqat.place(bits))
@@ -197,9 +199,10 @@ def adaptive(claims: Claims) -> None:
 
 
 def _simulated_as(
-    rate: str, step_s: float, run_s: float, changes: Sequence[Any] | None
+    rate: str, step_s: float, run_s: float, changes: Sequence[Any] | None, profile: Profile
 ) -> list[Iteration]:
-    """Iterations of the training that `aqat.train` runs, behind the first ones."""
+    """Iterations of the training that `aqat.train` runs, behind the first ones; costs as
+    calibrated."""
     layers = tuple(Layer(f"layer{i}", ((n,),), 1.0) for i, n in enumerate(aqat.LAYERS))
     bandwidth = aqat.cluster.parse_rate(rate) / 8 / aqat.FRAMING
     links = traces.steady(bandwidth)
@@ -209,8 +212,8 @@ def _simulated_as(
     training = Training(
         Workload("stand-in", layers, step_s),
         scheme_of("aqat"),
-        Cluster(aqat.HOSTS, links, 50e-6),
-        TYPICAL,
+        Cluster(aqat.HOSTS, links, profile.network.latency_s),
+        profile.machine,
         bucket_bytes=4 * max(aqat.LAYERS),
     )
     found = []

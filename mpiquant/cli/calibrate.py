@@ -6,12 +6,10 @@ All ranks measure at the same time, as they work at the same time in a call.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -21,15 +19,16 @@ from mpiquant._comm import channel_of
 from mpiquant.cli import bench_calls, job
 from mpiquant.cli.bench_kernels import kernels_of
 from mpiquant.cli.bench_measure import world
-from mpiquant.codecs import Codec, by_name
+from mpiquant.codecs import by_name
 from mpiquant.coded import mix
 from mpiquant.collectives import CODED
 from mpiquant.collectives.coding import design
 from mpiquant.plan import shown
 from mpiquant.plan.segment import LENGTHS
-from mpiquant.planner.predict import predict
+from mpiquant.planner.fit import Sample, fitted
 from mpiquant.planner.profile import Profile, Wire, default_file
 from mpiquant.sim import KernelCost
+from mpiquant.sim.fast import EXCHANGES
 
 CODECS = ("exact", "fp16", "bf16", *(f"q{bits}" for bits in (16, *range(8, 0, -1))), "ternary")
 VALUES = 4 << 20
@@ -56,20 +55,7 @@ BURSTS_S, PAUSE_S = (0.5e-3, 1e-3, 2e-3, 4e-3), 20e-3
 """Messages, by the time that they need, that tell what a wire saves up while it is not used; and
 how long before each it is not."""
 
-SIMULATED = ("ring", "halving_doubling", "direct")
-FACTORS = (3.0, 1.7, 1.2, 1.07)
-"""Steps of the search for the costs that fit best."""
-
 TAG = 77
-
-
-class Sample(NamedTuple):
-    """A call that was measured."""
-
-    algorithm: str
-    codec: Codec
-    nbytes: int
-    seconds: float
 
 
 def run(file: Path | None) -> int:
@@ -103,8 +89,8 @@ def measure(comm: MPI.Intracomm, hosts: tuple[int, ...], mpi: str) -> Profile:
         mpi=mpi,
     )
     calls = list(_small_calls(comm))
-    fitted: Profile = comm.bcast(_fitted(found, calls) if comm.rank == 0 else None)
-    return fitted
+    whole: Profile = comm.bcast(fitted(found, calls) if comm.rank == 0 else None)
+    return whole
 
 
 # ---- processors ----
@@ -282,7 +268,7 @@ def _native(comm: MPI.Intracomm) -> Iterator[tuple[int, float]]:
 
 def _small_calls(comm: MPI.Intracomm) -> Iterator[Sample]:
     """Our own calls of short arrays."""
-    for algorithm, codec, nbytes in product(SIMULATED, SMALL_CODECS, SMALL_NBYTES):
+    for algorithm, codec, nbytes in product(EXCHANGES, SMALL_CODECS, SMALL_NBYTES):
         x = np.random.default_rng(comm.rank).standard_normal(nbytes // 4, np.float32)
         out = np.empty_like(x)
 
@@ -292,43 +278,6 @@ def _small_calls(comm: MPI.Intracomm) -> Iterator[Sample]:
         work = partial(call, algorithm, codec, x, out)
         seconds = float(np.median(bench_calls.times(comm, [work], 15, 3)))
         yield Sample(algorithm, by_name(codec), nbytes, seconds)
-
-
-def _fitted(profile: Profile, samples: Sequence[Sample]) -> Profile:
-    """What a call and its messages cost beside their bytes, so that small calls come out right.
-
-    The latency of messages that ranks handle beside other ones is fitted as well: it is not that of
-    one message back and forth.
-    """
-    best, least = _with_call_s(profile, samples)
-    for factor in FACTORS:
-        moved = True
-        while moved:
-            moved = False
-            for name, up in product(("message_s", "latency_s"), (factor, 1 / factor)):
-                tried, wrong = _with_call_s(_scaled(best, name, up), samples)
-                if wrong < least:
-                    best, least, moved = tried, wrong, True
-    return best
-
-
-def _scaled(profile: Profile, name: str, factor: float) -> Profile:
-    if name == "message_s":
-        return replace(profile, message_s=factor * profile.message_s)
-    wire = replace(profile.network, latency_s=factor * profile.network.latency_s)
-    return replace(profile, network=wire)
-
-
-def _with_call_s(profile: Profile, samples: Sequence[Sample]) -> tuple[Profile, float]:
-    """With the cost of a call that fits best, and how wrong the times then are."""
-    free = replace(profile, call_s=0.0)
-    own = np.array([predict(free, s.algorithm, s.codec, s.nbytes).seconds for s in samples])
-    measured = np.array([s.seconds for s in samples])
-    left = measured - own
-    costs = np.append(left[left > 0], 0.0)
-    wrong = np.abs(np.log((own + costs[:, None]) / measured)).sum(axis=1)
-    at = int(np.argmin(wrong))
-    return replace(profile, call_s=float(costs[at])), float(wrong[at])
 
 
 # ---- output ----

@@ -51,6 +51,14 @@ def squared_error(codec: Codec) -> float:
     raise ValueError(f"nothing is known of the error of {codec.spec}")
 
 
+def shrink(codec: Codec) -> float:
+    """By what one encoding of N(0, 1) data multiplies it, but for the noise.
+
+    Least squares keeps 1 - e of the energy, which is also its inner product with what was encoded.
+    """
+    return 1.0 - squared_error(codec) if isinstance(codec, LowBitCodec) else 1.0
+
+
 @lru_cache
 def squared_peak(count: int) -> float:
     """Mean square of the largest magnitude among so many N(0, 1) values.

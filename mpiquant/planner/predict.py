@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mpiquant.codecs import EXACT, Codec, WithoutFormat
-from mpiquant.codecs.expected import squared_error
-from mpiquant.collectives import ALGORITHMS, CODED, HIERARCHICAL
+from mpiquant.collectives import CODED, HIERARCHICAL
 from mpiquant.plan import choose_across, segment_length
 from mpiquant.planner.profile import Profile
 from mpiquant.sim import KernelCost, simulate
 from mpiquant.sim.fast import Links, simulate_fast
+from mpiquant.sim.noise import Loss, Partial
 
 ENGINE_RANKS = 64
 """From more ranks on, only what is alike on all of them is simulated."""
@@ -189,17 +189,19 @@ def _hierarchical_s(profile: Profile, codec: Codec, count: int) -> float:
 def expected_error(algorithm: str, codec: Codec, ranks: int) -> float:
     """Relative error of a sum of independent normal deviates, without error feedback.
 
-    An encoding loses a share of what it encodes: of a sum of j ranks, j times the square of that of
-    one.  A ring encodes sums of 1, 2, ..., N - 1 ranks; halving and doubling N / 2^k sums of 2^k
-    for each level; the other schedules each rank's own values; all of them the whole sum once.
+    A ring encodes partial sums of 1, 2, ..., N - 1 ranks; halving and doubling of 1, 2, 4, ...; the
+    other schedules each rank's own values; all of them the whole sum once.
     """
-    one = math.sqrt(squared_error(codec))
-    if algorithm == "ring":
-        partial = (ranks - 1) / 2
+    if not codec.lossy:
+        return 0.0
+    loss, own = Loss.of(codec), Partial()
+    total = own
+    if algorithm in ("ring", HIERARCHICAL):
+        for _ in range(ranks - 1):
+            total = total.encoded(loss).plus(own)
     elif algorithm == "halving_doubling":
-        partial = math.log2(ranks) / 2
-    elif algorithm in ALGORITHMS:
-        partial = (ranks - 1) / ranks
+        for _ in range(ranks.bit_length() - 1):
+            total = total.encoded(loss).plus(total)
     else:
-        partial = (ranks - 1) / 2 if algorithm == HIERARCHICAL else 0.0
-    return one * math.sqrt(partial + 1)
+        total = own.plus(own.encoded(loss).times(ranks - 1))
+    return math.sqrt(total.encoded(loss).squared_error)

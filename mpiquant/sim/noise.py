@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from mpiquant.codecs import Codec
+from mpiquant.codecs.expected import shrink, squared_error
 from mpiquant.sim.schemes import Widths
 
 
@@ -31,6 +33,12 @@ class Loss:
 
     shrink: float
     noise: float
+
+    @classmethod
+    def of(cls, codec: Codec) -> Loss:
+        """Of one codec."""
+        kept = shrink(codec)
+        return cls(kept, squared_error(codec) * kept)
 
 
 def loss_of(widths: Widths, chosen: NDArray[np.intp] | int) -> Loss:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mpiquant.codecs import AqatCodec, Codec, LowBitCodec, by_name
+from mpiquant.codecs import AqatCodec, Codec, by_name
 from mpiquant.codecs.aqat import codec_of
-from mpiquant.codecs.expected import squared_error
+from mpiquant.codecs.expected import shrink, squared_error
 from mpiquant.collectives import BROADCAST, CODED, HIERARCHICAL, canonical
 from mpiquant.links import PART_S
 from mpiquant.plan import segment_length
@@ -109,8 +109,7 @@ class Widths:
             self.levels, self.codecs = None, (codec,)
         self.bits = np.array([c.bits if c.lossy else 32.0 for c in self.codecs])
         self.squared_errors = np.array([squared_error(c) for c in self.codecs])
-        least_squares = [isinstance(c, LowBitCodec) for c in self.codecs]
-        self.shrinks = np.where(least_squares, 1 - self.squared_errors, 1.0)
+        self.shrinks = np.array([shrink(c) for c in self.codecs])
         self.other_error = CODED_ERROR**2 if scheme.algorithm == CODED else 0.0
         self._costs = [machine.cost(c) for c in self.codecs]
         self._nbytes: dict[int, NDArray[np.float64]] = {}

@@ -10,6 +10,7 @@ import pytest
 from mpiquant.cli.main import main
 from mpiquant.codecs import EXACT, by_name
 from mpiquant.planner.advise import advise
+from mpiquant.planner.fit import Sample, fitted
 from mpiquant.planner.predict import Prediction, expected_error, predict
 from mpiquant.planner.profile import Profile, Wire, default_file
 from mpiquant.sim import KernelCost
@@ -70,6 +71,15 @@ def test_kernels_and_messages_count():
     assert predict(busy, "ring", Q8, 1 << 20).seconds >= free + 6 * 2e-3 * 0.9
 
 
+def test_a_wire_that_saves_up_is_there_sooner():
+    busy = replace(cluster(4), message_s=100e-6)
+    saving = replace(busy, network=Wire(BANDWIDTH, LATENCY, burst_s=1e-3))
+    for nbytes, fastest, slowest in ((64 << 10, 0.5, 0.7), (64 << 20, 0.99, 1.0)):
+        ratio = predict(saving, "ring", EXACT, nbytes).seconds
+        ratio /= predict(busy, "ring", EXACT, nbytes).seconds
+        assert fastest <= ratio <= slowest
+
+
 def test_ranks_of_a_host_share_its_interface():
     one = predict(cluster(4), "ring", EXACT, 8 << 20).seconds
     shared = replace(cluster(8), hosts=(0, 0, 1, 1, 2, 2, 3, 3))
@@ -110,11 +120,28 @@ def test_what_cannot_be_predicted():
             predict(cluster(4), "ring", by_name(name), 1 << 20)
 
 
+def test_costs_are_found_again():
+    """Fitted to times that were predicted, they are what the predictions were made with."""
+    true = replace(Profile.of(4, BANDWIDTH, 40e-6), message_s=25e-6, call_s=300e-6)
+    samples = [
+        Sample(name, codec, nbytes, predict(true, name, codec, nbytes).seconds)
+        for name in ("ring", "halving_doubling", "direct")
+        for codec in (EXACT, Q4)
+        for nbytes in (8 << 10, 64 << 10, 512 << 10)
+    ]
+    start = replace(true, message_s=10e-6, call_s=0.0, network=Wire(BANDWIDTH, 9e-6))
+    found = fitted(start, samples)
+    assert found.message_s == pytest.approx(true.message_s, rel=0.2)
+    assert found.call_s == pytest.approx(true.call_s, rel=0.2)
+    again = [predict(found, s.algorithm, s.codec, s.nbytes).seconds for s in samples]
+    assert again == pytest.approx([s.seconds for s in samples], rel=0.05)
+
+
 # ---- errors ----
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-@pytest.mark.parametrize("name", ["q8", "q4"])
+@pytest.mark.parametrize("name", ["q8", "q4", "q2", "q1", "bf16"])
 def test_errors_are_those_of_a_ring_that_is_carried_out(ranks, name):
     codec, count = by_name(name), 1 << 14
     x = np.random.default_rng(1).standard_normal((ranks, count)).astype(np.float32)

@@ -45,6 +45,21 @@ def test_few_steps_take_what_their_formulas_say(ranks):
     assert math.isclose(found.time_s, 2 * ALPHA + 2 * (ranks - 1) * chunk, rel_tol=1e-9)
 
 
+def test_what_an_interface_has_saved_up_is_moved_at_once():
+    chunk = 2500
+    wire = chunk / BANDWIDTH  # 20 us: less than the latency
+    saving = wired(2, burst_s=1.5 * wire)
+    rested = simulate("ring", 2 * chunk // 4, EXACT, saving, FREE, ready=[1.0, 1.0])
+    assert math.isclose(rested.time_s, 1.0 + 2 * ALPHA, rel_tol=1e-9)
+    # Nothing is saved up before a call begins, all of the wire's time while a message is under way.
+    begun = simulate("ring", 2 * chunk // 4, EXACT, saving, FREE)
+    assert math.isclose(begun.time_s, wire + 2 * ALPHA, rel_tol=1e-9)
+    # Of what takes longer, as much as was saved up comes sooner.
+    long = simulate("direct", 1000 * chunk, EXACT, saving, FREE, ready=[1.0, 1.0])
+    right = 1.0 + 2 * (2000 * wire + ALPHA) - 3 * wire
+    assert math.isclose(long.time_s, right, rel_tol=1e-9)
+
+
 def test_segments_hide_kernels_behind_the_wire():
     codec, count = by_name("q4"), 1 << 20
     whole = simulate("ring", count, codec, wired(4), BUSY).time_s
