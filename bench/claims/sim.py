@@ -95,7 +95,7 @@ def prediction(claims: Claims) -> None:
     point = "mpich, 2 and 4 hosts, 100 Mbit/s and 1 Gbit/s: error of predictions, "
     claims.at_most(f"{point}median", float(np.median(errors)), MOST_MEDIAN)
     claims.at_most(f"{point}90 %", float(np.percentile(errors, 90)), MOST_90)
-    for mpi, hosts, rate in (("mpich", 8, "100mbit"), ("openmpi", 4, "1gbit")):
+    for mpi, hosts, rate in (("mpich", 8, "1gbit"), ("openmpi", 4, "1gbit")):
         found = list(_prediction_errors(claims, mpi, hosts, rate))
         shown = f"{np.median(found):.3f}, {np.percentile(found, 90):.3f}"
         claims.report(f"{mpi}, {hosts} hosts, {rate}: median and 90 % of errors", shown)
