@@ -48,7 +48,7 @@ def test_few_steps_take_what_their_formulas_say(ranks):
 def test_what_an_interface_has_saved_up_is_moved_at_once():
     chunk = 2500
     wire = chunk / BANDWIDTH  # 20 us: less than the latency
-    saving = wired(2, burst_s=1.5 * wire)
+    saving = Network((0, 1), BANDWIDTH, ALPHA, burst_s=1.5 * wire)
     rested = simulate("ring", 2 * chunk // 4, EXACT, saving, FREE, ready=[1.0, 1.0])
     assert math.isclose(rested.time_s, 1.0 + 2 * ALPHA, rel_tol=1e-9)
     # Nothing is saved up before a call begins, all of the wire's time while a message is under way.
