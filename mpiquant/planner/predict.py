@@ -19,8 +19,9 @@ from mpiquant.sim import KernelCost, simulate
 from mpiquant.sim.fast import Links, simulate_fast
 from mpiquant.sim.noise import Loss, Partial
 
-ENGINE_RANKS = 64
-"""From more ranks on, only what is alike on all of them is simulated."""
+FEW_RANKS, ENGINE_RANKS = 8, 64
+"""From more ranks on, what is alike on all of them is simulated on arrays over the ranks; and
+nothing else."""
 
 SIMULATED_SEGMENTS = (4, 8)
 """Of each chunk of a longer array."""
@@ -101,16 +102,16 @@ def _schedule_s(profile: Profile, algorithm: str, codec: Codec, count: int) -> f
 
 def _simulated_s(profile: Profile, algorithm: str, codec: Codec, count: int, length: int) -> float:
     segment = length if length * profile.size < count else None
-    if profile.size <= ENGINE_RANKS:
-        wires, machine = profile.wires(), profile.machine
-        return simulate(algorithm, count, codec, wires, machine, segment=segment).time_s
-    if profile.ranks_per_node > 1:
-        raise ValueError(f"{profile.size} ranks, several on a host, are too many to simulate")
-    if algorithm == "halving_doubling":
+    size, network, machine = profile.size, profile.network, profile.machine
+    if size > ENGINE_RANKS and profile.ranks_per_node > 1:
+        raise ValueError(f"{size} ranks, several on a host, are too many to simulate")
+    if size > ENGINE_RANKS and algorithm == "halving_doubling":
         segment = None  # where only the engine could simulate them
-    links = Links(profile.size, profile.network.bandwidth, profile.network.latency_s)
-    machine = profile.machine
-    return simulate_fast(algorithm, count, codec, links, machine, segment=segment).time_s
+    alike = size > FEW_RANKS and profile.ranks_per_node == 1 and algorithm != "halving_doubling"
+    if alike or size > ENGINE_RANKS:
+        links = Links(size, network.bandwidth, network.latency_s, network.burst_s)
+        return simulate_fast(algorithm, count, codec, links, machine, segment=segment).time_s
+    return simulate(algorithm, count, codec, profile.wires(), machine, segment=segment).time_s
 
 
 # ---- formulas ----

@@ -36,12 +36,18 @@ class Links:
     bandwidth : float, Trace, or (ranks,) array
         Bytes per second.
     latency_s : float
+    burst_s : float
+        Depth of their token buckets, as of `mpiquant.sim.Network`.
     """
 
     def __init__(
-        self, ranks: int, bandwidth: Bandwidth | Sequence[float] | Times, latency_s: float = 0.0
+        self,
+        ranks: int,
+        bandwidth: Bandwidth | Sequence[float] | Times,
+        latency_s: float = 0.0,
+        burst_s: float = 0.0,
     ) -> None:
-        self.ranks, self.latency_s = ranks, latency_s
+        self.ranks, self.latency_s, self.burst_s = ranks, latency_s, burst_s
         self._trace: tuple[Times, Times] | None = None
         if isinstance(bandwidth, Trace):
             self._trace = _moved(bandwidth)
@@ -125,7 +131,7 @@ class FastCall:
         self.exchange, self.message_s = exchange, message_s
         self.free = ready.copy()
         self.kernel_s = np.zeros(links.ranks)
-        self.outgoing, self.incoming = np.full((2, links.ranks), -np.inf)
+        self.outgoing, self.incoming = np.zeros((2, links.ranks))
         self.last_sent = ready.copy()
         self.sent, self.messages = np.zeros(links.ranks), 0
         self._numbers = np.arange(links.ranks)
@@ -152,11 +158,13 @@ class FastCall:
     def _post(self, message: Message, parts: list[Chosen]) -> None:
         self.free = self.free + self.message_s
         targets = self._targets(message.peer)
-        begin = np.maximum(np.maximum(self.free, self.outgoing), self.incoming[targets])
+        taken = np.maximum(self.outgoing, self.incoming[targets])
+        begin = np.maximum(self.free - self.links.burst_s, taken)
         nbytes = sum(part.nbytes for part in parts)
         end = self.links.end(begin, nbytes, targets)
         self.outgoing = end
         self.incoming[targets] = end
+        end = np.maximum(end, self.free)
         self.last_sent = np.maximum(self.last_sent, end)
         self.sent += nbytes
         self.messages += 1

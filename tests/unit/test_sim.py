@@ -194,14 +194,16 @@ def test_the_fast_way_takes_the_same_times(algorithm, name, ranks):
     for per_rank, segment in ((1, None), (700, None), (700, 512), (5120, 1024)):
         if algorithm == "halving_doubling" and segment is not None:
             continue
-        network, links = wired(ranks), Links(ranks, BANDWIDTH, ALPHA)
-        args = (algorithm, per_rank * ranks, codec)
-        slow = simulate(*args, network, BUSY, segment=segment)
-        fast = simulate_fast(*args, links, BUSY, segment=segment)
-        np.testing.assert_allclose(fast.ends, slow.ends, rtol=1e-9)
-        np.testing.assert_allclose(fast.kernel_s, slow.kernel_s, rtol=1e-9)
-        assert fast.sent == slow.sent
-        assert fast.messages == slow.messages
+        for burst_s in (0.0, 30e-6):
+            network = Network(tuple(range(ranks)), BANDWIDTH, ALPHA, burst_s=burst_s)
+            links = Links(ranks, BANDWIDTH, ALPHA, burst_s)
+            args = (algorithm, per_rank * ranks, codec)
+            slow = simulate(*args, network, BUSY, segment=segment)
+            fast = simulate_fast(*args, links, BUSY, segment=segment)
+            np.testing.assert_allclose(fast.ends, slow.ends, rtol=1e-9)
+            np.testing.assert_allclose(fast.kernel_s, slow.kernel_s, rtol=1e-9)
+            assert fast.sent == slow.sent
+            assert fast.messages == slow.messages
 
 
 @pytest.mark.parametrize("ranks", [2, 5, 16])
