@@ -30,7 +30,7 @@ class Entry:
 
 def is_half(dtype: np.dtype) -> bool:
     """Whether sums of this dtype need a wider one: float16 and ml_dtypes' bfloat16."""
-    return dtype.name in ("float16", "bfloat16")
+    return dtype.itemsize == 2 and dtype.name in ("float16", "bfloat16")
 
 
 def work_dtype(dtype: np.dtype) -> np.dtype:
@@ -115,15 +115,22 @@ def check_out(out: Any, x: Array, shape: tuple[int, ...], dtype: np.dtype) -> Ar
         raise ValueError("out is read-only")
     if not array.flags.c_contiguous:
         raise ValueError("out is not contiguous")
-    if np.may_share_memory(array, x) and not same_memory(array, x) and np.shares_memory(array, x):
+    if (
+        array is not x
+        and np.may_share_memory(array, x)
+        and not same_memory(array, x)
+        and np.shares_memory(array, x)
+    ):
         raise ValueError("out overlaps x; pass x itself or memory of its own")
     return array
 
 
 def check_disjoint(inputs: list[Array], outs: list[Array | None]) -> None:
     """ValueError if the output of one entry overlaps the input or output of another one."""
+    if len(inputs) < 2:
+        return
     written = sorted((byte_bounds(out), i) for i, out in enumerate(outs) if out is not None)
-    if len(inputs) < 2 or not written:
+    if not written:
         return
     for (first, i), (second, j) in pairwise(written):
         if first[1] > second[0]:

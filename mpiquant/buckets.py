@@ -139,7 +139,7 @@ def launch_reduction(
         (job,) = made
         if job.rest is not None:
             _keep_residuals(terms, bucket, job.rest, nonfinite)
-        if terms.mean:
+        if terms.mean and terms.channel.size > 1:
             # The rest of a scattered buffer was perhaps never written.
             part = terms.own_part(job.out.size) if kind == "reduce_scatter" else slice(None)
             mean = job.out[part]

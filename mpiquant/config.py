@@ -145,6 +145,10 @@ def reload_environment() -> None:
     defaults.cache_clear()
 
 
+_last_merge: list[tuple[Options, dict[str, Any], Options]] = [(Options(), {}, Options())]
+"""Options, changes, and what both make: the buckets of a step are called alike."""
+
+
 def current(**arguments: Any) -> Options:
     """The options in force for a call with these arguments; None means not given.
 
@@ -155,7 +159,13 @@ def current(**arguments: Any) -> Options:
     if not arguments:
         return options
     given = {key: value for key, value in arguments.items() if value is not None}
-    return replace(options, **given) if given else options
+    if not given:
+        return options
+    last, changes, merged = _last_merge[0]
+    if options is not last or given != changes:
+        merged = replace(options, **given)
+        _last_merge[0] = options, given, merged
+    return merged
 
 
 @contextmanager

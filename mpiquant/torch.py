@@ -26,10 +26,11 @@ from mpiquant.typing import Array, CodecLike, CommLike
 
 def as_array(tensor: torch.Tensor) -> Array:
     """A CPU tensor's memory as an array; bfloat16 as ml_dtypes' type."""
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise TypeError(f"a tensor is on {tensor.device}, expected the CPU")
-    tensor = tensor.detach()
-    if tensor.dtype != torch.bfloat16:
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.dtype is not torch.bfloat16:
         return np.asarray(tensor.numpy())
     import ml_dtypes
 
@@ -100,7 +101,8 @@ class DistributedOptimizer:
     -----
     Parameters must be alike on all ranks in the beginning (`broadcast_parameters`); they stay so,
     bit for bit.  A parameter without gradient is an error on all ranks, or counts as zeros with
-    missing="zeros".  Behind `step`, a parameter's `grad` is the mean, in the memory of its bucket.
+    missing="zeros".  Behind `synchronize` or `step`, a parameter's `grad` is the mean, in memory
+    of its bucket; before that, from the backward pass on, it is None.
 
     Examples
     --------
@@ -124,6 +126,7 @@ class DistributedOptimizer:
         arrays = {name: as_array(p) for name, p in self._parameters.items()}
         self.synchronizer = GradientSynchronizer(arrays, **options)
         self._quiet = False
+        self._means: dict[str, tuple[Array, torch.Tensor]] = {}
         self._hooks = [
             p.register_post_accumulate_grad_hook(self._hook(name))
             for name, p in self._parameters.items()
@@ -133,10 +136,15 @@ class DistributedOptimizer:
         def ready(parameter: torch.Tensor) -> None:
             if self._quiet:
                 return
-            assert parameter.grad is not None
-            gradient = as_array(parameter.grad)
-            own = self.synchronizer.gradients[name]
-            self.synchronizer.ready(name, None if _same_memory(gradient, own) else gradient)
+            gradient = parameter.grad
+            assert gradient is not None
+            # Whoever zeroes gradients in place accumulates in the memory of the bucket.
+            if gradient.data_ptr() == self._mean(name).data_ptr():
+                self.synchronizer.ready(name)
+                return
+            self.synchronizer.ready(name, as_array(gradient))
+            # The next gradient is made where this one was, which is in the cache.
+            parameter.grad = None
 
         return ready
 
@@ -152,12 +160,26 @@ class DistributedOptimizer:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for name, parameter in self._parameters.items():
-            mean = self.synchronizer.wait(name)
-            if mean is not None:
-                parameter.grad = as_tensor(mean)
+        self.synchronize()
         self.optimizer.step()
         return loss
+
+    def synchronize(self) -> None:
+        """Wait for all means, which then are the parameters' `grad`; collective over comm.
+
+        For what comes between them and the step, as clipping; raises what `step` does.
+        """
+        for name, parameter in self._parameters.items():
+            if self.synchronizer.wait(name) is not None:
+                parameter.grad = self._mean(name)
+
+    def _mean(self, name: str) -> torch.Tensor:
+        """A parameter's part of its bucket, as a tensor."""
+        array = self.synchronizer.gradients[name]
+        known = self._means.get(name)
+        if known is None or known[0] is not array:  # buckets may have been made anew
+            known = self._means[name] = array, as_tensor(array)
+        return known[1]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the optimizer's."""
@@ -217,11 +239,6 @@ def _named(
         words = f"{len(known - given)} without a name, {len(given - known)} not of the optimizer"
         raise ValueError(f"named_parameters are not the optimizer's: {words}")
     return found
-
-
-def _same_memory(a: Array, b: Array) -> bool:
-    same: bool = a.__array_interface__["data"] == b.__array_interface__["data"]
-    return same and a.strides == b.strides
 
 
 # ---- DistributedDataParallel ----

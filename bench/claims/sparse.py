@@ -184,7 +184,7 @@ def _verdict(gain: Any) -> str:
 
 def pytorch(claims: Claims) -> None:
     """What the optimizer adds to a step, and a checkpoint that is resumed."""
-    (row,) = rows_on_ranks(1, "torch_ranks.py", "overhead", "80", mpi="torch")
+    (row,) = rows_on_ranks(1, "torch_ranks.py", "overhead", "160", mpi="torch")
     claims.at_most("wrapped optimizer, one rank: time of a step / plain", row["ratio"], 1.05)
     for ranks in (1, 2, 4):
         (row,) = rows_on_ranks(ranks, "torch_ranks.py", "resumed", "5", mpi="torch")

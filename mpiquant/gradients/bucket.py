@@ -100,6 +100,11 @@ class Bucket:
         return math.inf if stats is None or stats.partial_bits is None else stats.partial_bits
 
     @property
+    def full(self) -> bool:
+        """Whether all gradients of this step are there."""
+        return len(self.ready) == len(self.parameters)
+
+    @property
     def missing(self) -> list[str]:
         """Parameters whose gradient of this step is not there."""
         return [p.name for p in self.parameters if p.name not in self.ready]

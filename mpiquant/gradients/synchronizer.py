@@ -276,7 +276,7 @@ class GradientSynchronizer:
         return 2 * (size - 1) * bucket.flat.size // size
 
     def _send_full(self) -> None:
-        while self._next < len(self.buckets) and not self.buckets[self._next].missing:
+        while self._next < len(self.buckets) and self.buckets[self._next].full:
             self._send(self.buckets[self._next])
             self._next += 1
 

@@ -93,6 +93,30 @@ def test_replicas_stay_alike(comm, codec, set_to_none):
     assert alike(comm, model)
 
 
+def test_means_may_be_clipped_before_the_step(comm):
+    model, right = make_model(), make_model()
+    optimizer = wrapped(model, comm, codec="exact")
+    plain = torch.optim.SGD(right.parameters(), lr=0.1, momentum=0.9)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, comm.rank, step).backward()
+        early = [p.grad for p in model.parameters()]
+        optimizer.synchronize()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        plain.zero_grad()
+        (sum(loss_of(right, rank, step) for rank in range(comm.size)) / comm.size).backward()
+        expected = torch.nn.utils.clip_grad_norm_(right.parameters(), 0.1)
+        plain.step()
+        with together(comm):
+            assert early == [None] * len(early)
+            torch.testing.assert_close(norm, expected, rtol=1e-4, atol=1e-6)
+    with together(comm):
+        for mine, other in zip(model.parameters(), right.parameters(), strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
+    assert alike(comm, model)
+
+
 def test_bfloat16_gradients(comm):
     model = make_model(dtype=torch.bfloat16)
     optimizer = wrapped(model, comm, codec="q8")
