@@ -152,13 +152,14 @@ def _wires(comm: MPI.Intracomm, hosts: tuple[int, ...]) -> tuple[Wire, Wire]:
     one, it is not measured."""
     most = max(hosts.count(host) for host in set(hosts))
     several = len(set(hosts)) > 1
-    network = _wire(comm, most, most) if several else None
+    network = _wire(comm, most, most, bursts=True) if several else None
     memory = _wire(comm, 1, 1) if most > 1 else Profile.memory
     return network or memory, memory
 
 
-def _wire(comm: MPI.Intracomm, distance: int, sharing: int) -> Wire:
-    """What a rank has to the one at some distance, times those that share it."""
+def _wire(comm: MPI.Intracomm, distance: int, sharing: int, *, bursts: bool = False) -> Wire:
+    """What a rank has to the one at some distance, times those that share it.  Memory has no token
+    bucket: its bursts are not asked for."""
     right, left = (comm.rank + distance) % comm.size, (comm.rank - distance) % comm.size
     latency, nbytes = _latency_s(comm), 64 << 10
     while True:
@@ -168,7 +169,9 @@ def _wire(comm: MPI.Intracomm, distance: int, sharing: int) -> Wire:
         nbytes *= 2 if seconds > STREAM_S / 4 else 4
     again = [_stream_s(comm, right, left, nbytes) for _ in range(2)]
     seconds = float(np.median([seconds, *again]))
-    return Wire(sharing * nbytes / seconds, latency, _burst_s(comm, right, left, nbytes / seconds))
+    bandwidth = nbytes / seconds
+    burst_s = _burst_s(comm, right, left, bandwidth) if bursts else 0.0
+    return Wire(sharing * bandwidth, latency, burst_s)
 
 
 def _burst_s(comm: MPI.Intracomm, right: int, left: int, bandwidth: float) -> float:
@@ -271,11 +274,7 @@ def _small_calls(comm: MPI.Intracomm) -> Iterator[Sample]:
     for algorithm, codec, nbytes in product(EXCHANGES, SMALL_CODECS, SMALL_NBYTES):
         x = np.random.default_rng(comm.rank).standard_normal(nbytes // 4, np.float32)
         out = np.empty_like(x)
-
-        def call(algorithm: str, codec: str, x: np.ndarray, out: np.ndarray) -> None:
-            mpiquant.Allreduce(x, out, codec=codec, algorithm=algorithm)
-
-        work = partial(call, algorithm, codec, x, out)
+        work = partial(mpiquant.Allreduce, x, out, codec=codec, algorithm=algorithm)
         seconds = float(np.median(bench_calls.times(comm, [work], 15, 3)))
         yield Sample(algorithm, by_name(codec), nbytes, seconds)
 
