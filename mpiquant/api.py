@@ -253,10 +253,10 @@ def allreduce(
     Error of one call with nearest rounding and 3 or more bits, A the largest absolute value in a
     block over all N ranks and L = 2^(bits-1)-1: at most A N (N+1) / (4 L).
     """
-    plain = codec is None and out is None and feedback is None and timeout is None and not stats
-    plain = plain and error_bound is None
-    if plain and algorithm == "auto" and type(x) is np.ndarray:
-        result = quick.reduce(x, None, op, comm, name)
+    plain = codec is None and feedback is None and timeout is None and not stats
+    plain = plain and error_bound is None and algorithm == "auto" and type(x) is np.ndarray
+    if plain and (out is None or (type(out) is np.ndarray and out.shape == x.shape)):
+        result = quick.reduce(x, out, op, comm, name)
         if result is not None:
             return _wait_quick(result, comm) if isinstance(result, Call) else result
     return _start(

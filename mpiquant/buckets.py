@@ -18,7 +18,7 @@ from mpiquant._comm import Channel
 from mpiquant.codecs import Codec, Sparsifier
 from mpiquant.collectives import own_part
 from mpiquant.config import Options
-from mpiquant.feedback import ErrorFeedback
+from mpiquant.feedback import ErrorFeedback, is_nothing, nothing
 from mpiquant.job import Job, op_name
 from mpiquant.program import Kind
 from mpiquant.stats import Stats
@@ -183,12 +183,15 @@ def _bucket_buffers(bucket: list[Item]) -> tuple[Array, Array]:
 
 
 def _with_residuals(terms: Terms, bucket: list[Item], x: Array) -> Array | None:
-    """A copy of x with the residuals added; None without error feedback."""
+    """A copy of x with the residuals added; None if there are none and will be none."""
     feedback = terms.feedback
     if feedback is None or x.dtype.kind != "f":
         return None
     known = [feedback.residual(i.entry.name) for i in bucket]
-    if not bucket[0].codec.lossy and all(k is None for k in known):
+    lossy, alone = bucket[0].codec.lossy, terms.channel.size == 1
+    if (alone or not lossy) and all(map(is_nothing, known)):
+        if lossy:
+            _keep_nothing(feedback, bucket)
         return None
     rest = np.empty_like(x)
     begin = 0
@@ -206,12 +209,21 @@ def _keep_residuals(terms: Terms, bucket: list[Item], rest: Array, nonfinite: bo
     assert terms.feedback is not None
     if nonfinite:
         return
+    if terms.channel.size == 1:
+        _keep_nothing(terms.feedback, bucket)
+        return
     begin = 0
     for item in bucket:
         part = rest[begin : begin + item.count]
         whole = part if len(bucket) == 1 else part.copy()
         terms.feedback.put(item.entry.name, whole.reshape(item.entry.array.shape))
         begin += item.count
+
+
+def _keep_nothing(feedback: ErrorFeedback, bucket: list[Item]) -> None:
+    """A lone rank loses nothing."""
+    for item in bucket:
+        feedback.put(item.entry.name, nothing(item.entry.array.shape, item.work))
 
 
 def _note_comparison(terms: Terms, job: Job, exact: Array) -> None:

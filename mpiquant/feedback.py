@@ -16,6 +16,16 @@ import numpy as np
 from mpiquant.typing import Array
 
 
+def nothing(shape: tuple[int, ...], dtype: np.dtype) -> Array:
+    """A residual of zeros: read-only, and without memory for each of them."""
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
+def is_nothing(residual: Array | None) -> bool:
+    """Whether there is none, or one that `nothing` made."""
+    return residual is None or not (residual.flags.writeable or any(residual.strides))
+
+
 class ErrorFeedback:
     """Residuals of one rank, by parameter name.
 
@@ -27,7 +37,8 @@ class ErrorFeedback:
     They are kept only if the call's result is finite on all ranks: a step that overflowed leaves
     no trace.
 
-    Memory: one copy of each array; another one of the array at hand during a call.
+    Memory: one copy of each array; another one of the array at hand during a call.  A lone rank
+    loses nothing: its residuals are zeros that take no memory.
     """
 
     def __init__(self) -> None:

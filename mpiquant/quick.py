@@ -37,17 +37,19 @@ TESTS, LIMIT_S = 3, 1e-3
 it becomes a full call.  Where ranks share cores, each needless test keeps another rank waiting."""
 
 
+Kind = tuple[int, np.dtype, Any, str | None, Options]
+"""Size and dtype of an array, and the op, name and options of a call."""
+
+
 class Known(NamedTuple):
     """A kind of call, and what it needs.  The options are kept, so that no others get their id."""
 
     comm: CommLike | None
-    size: int
-    dtype: np.dtype
-    op: Any
-    name: str | None
-    options: Options
+    kind: Kind
     channel: Channel
     plan: Plan
+    first_tag: int
+    """That of a call with number 0."""
     swap: Swap | None
     """How the two ranks exchange their arrays, if they do."""
     mpi_type: MPI.Datatype
@@ -57,7 +59,7 @@ class Known(NamedTuple):
     """What chose MPI's own reduction, if it was not the only one, and may choose another."""
 
 
-_NOTHING = (None, -1, *[None] * 11)
+_NOTHING = (None, None, *[None] * 8)
 _last: list[Any] = [_NOTHING]
 """The kind of the last quick call, to be compared without hashing: a loop often makes but one."""
 
@@ -81,21 +83,13 @@ def reduce(
     frame = context.get()
     options = defaults() if frame is None else frame.options
     size, dtype = x.size, x.dtype
-    last = _last[0]
-    l_comm, l_size, l_dtype, l_op, l_name, l_options, channel, plan, swap, *rest = last
-    if (
-        comm is not l_comm
-        or size != l_size
-        or dtype is not l_dtype
-        or op is not l_op
-        or options is not l_options
-        or name != l_name
-    ):
-        known = _look_up(comm, size, dtype, op, name, options)
+    kind = size, dtype, op, name, options
+    l_comm, l_kind, channel, plan, first_tag, swap, mpi_type, mpi_op, mean, tuner = _last[0]
+    if comm is not l_comm or kind != l_kind:
+        known = _look_up(comm, kind)
         if known is None:
             return None
-        channel, plan, swap, *rest = known[6:]
-    mpi_type, mpi_op, mean, tuner = rest
+        _, _, channel, plan, first_tag, swap, mpi_type, mpi_op, mean, tuner = known
     if channel.broken or channel.faults:
         return None
     if out is None:
@@ -123,10 +117,9 @@ def reduce(
             return _swap_halves(channel, plan, options.timeout, seq, x, out, mpi_op, mean)
         send, receive = [x, size, mpi_type], [out, size, mpi_type]
         if swap is WHOLE:
-            peer = 1 - channel.rank
-            tag = data_tag(channel.agreed[plan.hash], seq)
-            request = channel.comm.Irecv(receive, peer, tag)
-            sending = channel.comm.Isend(send, peer, tag)
+            peer, tag = 1 - channel.rank, first_tag + seq % ROUNDS
+            plain = channel.comm
+            request, sending = plain.Irecv(receive, peer, tag), plain.Isend(send, peer, tag)
         else:
             sending = None
             request = channel.native.Iallreduce(send, receive, mpi_op)
@@ -140,29 +133,36 @@ def reduce(
         channel.lock.release()
 
 
-def _look_up(
-    comm: CommLike | None, size: int, dtype: np.dtype, op: Any, name: str | None, options: Options
-) -> Known | None:
+def _look_up(comm: CommLike | None, kind: Kind) -> Known | None:
     channel = find_channel(comm)
     if channel is None:
         return None
-    key = (size, dtype, op if isinstance(op, str) else op.handle, name, id(options))
-    found: Known | None = channel.quick.get(key)
+    found: Known | None = channel.quick.get(_key(kind))
     if found is None or found.plan.hash not in channel.agreed:
         return None
-    known = found._replace(comm=comm, dtype=dtype, op=op)
+    first_tag = data_tag(channel.agreed[found.plan.hash], 0)
+    known = found._replace(comm=comm, kind=kind, first_tag=first_tag)
     _last[0] = tuple(known)
     return known
 
 
+def _key(kind: Kind) -> tuple[Any, ...]:
+    """What can be hashed, of a kind."""
+    size, dtype, op, name, options = kind
+    return size, dtype, op if isinstance(op, str) else op.handle, name, id(options)
+
+
 def _comes_soon(request: MPI.Request, sending: MPI.Request | None) -> bool:
     """Test for a while, giving the core away now and then."""
-    end = time.monotonic() + LIMIT_S
+    begin = None
     while True:
         for _ in range(TESTS):
             if request.Test() and (sending is None or sending.Test()):
                 return True
-        if time.monotonic() > end:
+        now = time.monotonic()
+        if begin is None:
+            begin = now
+        elif now > begin + LIMIT_S:
             return False
         os.sched_yield()
 
@@ -315,15 +315,14 @@ def remember(terms: Terms, item: Item) -> None:
     if choice.algorithm != "native" or swap is Swap.PIECES:
         return
     plan = calls.plan_for(job, choice, options, EXACT, channel, blocking=True)
-    spellings: list[str | int] = ["mean"] if terms.mean else [terms.op.handle]
+    spellings: list[str | MPI.Op] = ["mean"] if terms.mean else [terms.op]
     if terms.op == MPI.SUM and not terms.mean:
         spellings.append("sum")
     if len(channel.quick) > 1000:
         channel.quick.clear()
     name, mpi_type = terms.name or None, MPI.Datatype.fromcode(x.dtype.char)
     for op in spellings:
-        key = (x.size, x.dtype, op, name, id(options))
-        place = (None, x.size, x.dtype, op, name, options)
-        channel.quick[key] = Known(
-            *place, channel, plan, swap, mpi_type, terms.op, terms.mean, tuner
+        kind = x.size, x.dtype, op, name, options
+        channel.quick[_key(kind)] = Known(
+            None, kind, channel, plan, 0, swap, mpi_type, terms.op, terms.mean, tuner
         )

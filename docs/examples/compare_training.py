@@ -35,6 +35,9 @@ from mpiquant.codecs import by_name
 comm = MPI.COMM_WORLD
 
 
+Periodic = mpiquant.LocalSGD | mpiquant.DelayedAverage
+
+
 @dataclass(frozen=True)
 class Method:
     """A way to exchange gradients, or parameters after some steps.
@@ -42,14 +45,25 @@ class Method:
     Attributes
     ----------
     options : dict
-        Of `DistributedOptimizer`, or of `LocalSGD`.
+        Of `DistributedOptimizer`, `LocalSGD` or `DelayedAverage`.
     every : int
         Steps of each rank by itself, from one mean of the parameters to the next; 0: none, each
         step uses the mean of all gradients.
+    staleness : int
+        How many steps old the gradients are whose mean a step uses.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
     every: int = 0
+    staleness: int = 0
+
+    def periodic(self, optimizer: mpiquant.SGD | mpiquant.Adam, **options: Any) -> Periodic | None:
+        """What takes all gradients of a step at once; None if each is sent when it is there."""
+        if self.every:
+            return mpiquant.LocalSGD(optimizer, self.every, **{**options, **self.options})
+        if self.staleness:
+            return mpiquant.DelayedAverage(optimizer, self.staleness, **self.options)
+        return None
 
 
 def _codec(name: str, **options: Any) -> Method:
@@ -73,6 +87,8 @@ METHODS = {
     "local SGD 8": Method(every=8),
     "local SGD 2 at 8 bit": Method({"codec": "q8"}, every=2),
     "local SGD 2 at 4 bit": Method({"codec": "q4"}, every=2),
+    "delayed 8 bit": Method({"codec": "q8"}, staleness=1),
+    "delayed 4 bit": Method({"codec": "q4"}, staleness=1),
 }
 
 
@@ -116,6 +132,14 @@ class Training(Protocol):
         """Apply what is under way."""
 
 
+def finish(periodic: Periodic | None) -> None:
+    """Make up for what was not sent, or has not come."""
+    if isinstance(periodic, mpiquant.LocalSGD):
+        periodic.average()
+    elif periodic is not None:
+        periodic.finish()
+
+
 class ConvTraining:
     """The convolutional network of `networks`, with momentum."""
 
@@ -128,16 +152,14 @@ class ConvTraining:
         self.net = ConvNet(self.data.side, channels=(16, 32))
         self.parameters = self.net.init(np.random.default_rng(seed))
         sgd = mpiquant.SGD(self.parameters, rate, momentum=0.9)
-        self.local = self.optimizer = None
-        if method.every:
-            self.local = mpiquant.LocalSGD(sgd, method.every, **method.options)
-        else:
+        self.optimizer, self.periodic = None, method.periodic(sgd)
+        if self.periodic is None:
             self.optimizer = mpiquant.DistributedOptimizer(sgd, **method.options)
 
     def run_step(self, step: int, clock: Clock) -> float:
         rng = np.random.default_rng([self.seed, step, comm.rank])
         rows = rng.integers(0, len(self.data.x_train), self.batch)
-        optimizer, local = self.optimizer, self.local
+        optimizer, periodic = self.optimizer, self.periodic
         need = (lambda name: None) if optimizer is None else optimizer.wait
         with clock("forward"):
             activations = self.net.forward(self.parameters, self.data.x_train[rows], need)
@@ -149,9 +171,9 @@ class ConvTraining:
                     gradients[name] = gradient
                 else:
                     optimizer.ready(name, gradient)
-        if local is not None:
+        if periodic is not None:
             with clock("update"):
-                local.step(gradients)
+                periodic.step(gradients)
         return loss
 
     def validate(self) -> tuple[float, float]:
@@ -167,8 +189,7 @@ class ConvTraining:
         if self.optimizer is not None:
             self.optimizer.step()
         else:
-            assert self.local is not None
-            self.local.average()
+            finish(self.periodic)
 
 
 class GptTraining:
@@ -194,12 +215,9 @@ class GptTraining:
         mpiquant.torch.broadcast_parameters(self.model)
         named = list(self.model.named_parameters())
         self.parameters = {name: mpiquant.torch.as_array(p) for name, p in named}
-        self.local = self.optimizer = None
-        if method.every:
-            adam = mpiquant.Adam(self.parameters, rate)
-            options = {"state": "keep", **method.options}
-            self.local = mpiquant.LocalSGD(adam, method.every, **options)
-        else:
+        adam = mpiquant.Adam(self.parameters, rate)
+        self.optimizer, self.periodic = None, method.periodic(adam, state="keep")
+        if self.periodic is None:
             self.optimizer = mpiquant.torch.DistributedOptimizer(
                 torch.optim.Adam(self.model.parameters(), lr=rate), named, **method.options
             )
@@ -213,8 +231,8 @@ class GptTraining:
         with clock("backward"):
             loss.backward()
         with clock("update"):
-            if self.local is not None:
-                self.local.step({n: p.grad.numpy() for n, p in self.model.named_parameters()})
+            if self.periodic is not None:
+                self.periodic.step({n: p.grad.numpy() for n, p in self.model.named_parameters()})
             else:
                 assert self.optimizer is not None
                 self.optimizer.step()
@@ -234,8 +252,7 @@ class GptTraining:
         return None if self.optimizer is None else self.optimizer.report()
 
     def finish(self) -> None:
-        if self.local is not None:
-            self.local.average()
+        finish(self.periodic)
 
 
 TRAININGS = {"conv": ConvTraining, "gpt": GptTraining}
@@ -279,9 +296,9 @@ def run(
 def _costs(training: Training, method: Method, clock: Clock, count: int) -> dict[str, Any]:
     """Bytes that a rank sends in a step, and milliseconds of each phase."""
     phases, report = clock.mean_ms(), training.report()
-    if report is None:  # a mean of all parameters at once
+    if report is None:  # a mean of all at once
         nbytes = by_name(method.options.get("codec", "exact")).nbytes(count, np.dtype(np.float32))
-        sent = 2 * (comm.size - 1) / comm.size * nbytes / method.every
+        sent = 2 * (comm.size - 1) / comm.size * nbytes / (method.every or 1)
         return {"sent": sent, "phases": phases}
     rows = report.buckets
     phases["wait"] = 1e3 * (report.wire_wait_s + report.peer_wait_s)

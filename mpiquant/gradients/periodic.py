@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mpiquant import api
+from mpiquant import api, config
 from mpiquant.feedback import ErrorFeedback
 from mpiquant.gradients.optimizer import Optimizer
 from mpiquant.gradients.parameters import average_parameters
@@ -142,6 +142,8 @@ class DelayedAverage:
         first step behind the arrival (see `ErrorFeedback`).
     timeout : float, optional
         Seconds that a wait may take.
+    progress : {"thread", "manual"}
+        Who moves means on while gradients are computed; with "manual" they come in `step` only.
 
     Notes
     -----
@@ -160,12 +162,14 @@ class DelayedAverage:
         codec: CodecLike = "exact",
         algorithm: str = "auto",
         timeout: float | None = None,
+        progress: Literal["thread", "manual"] = "thread",
     ) -> None:
         if staleness < 0:
             raise ValueError(f"staleness is {staleness}, expected 0 or more")
         self.optimizer, self.staleness = optimizer, staleness
         given = {"comm": comm, "codec": codec, "algorithm": algorithm, "timeout": timeout}
         self._options: dict[str, Any] = given
+        self._progress = progress
         # Calls that are under way at once must not share residuals.
         self._feedbacks = deque(ErrorFeedback() for _ in range(staleness + 1))
         self._under_way: deque[Request] = deque()
@@ -176,7 +180,8 @@ class DelayedAverage:
         The gradients are copied: they may be changed at once.
         """
         sent = {name: np.array(gradients[name]) for name in self.optimizer.parameters}
-        request = api.iallreduce(sent, "mean", feedback=self._feedbacks[0], **self._options)
+        with config.options(progress=self._progress):
+            request = api.iallreduce(sent, "mean", feedback=self._feedbacks[0], **self._options)
         self._feedbacks.rotate(-1)
         self._under_way.append(request)
         if len(self._under_way) <= self.staleness:

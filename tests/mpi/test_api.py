@@ -297,6 +297,24 @@ def test_reduce_scatter_feedback_telescopes(comm, algorithm, codec):
         np.testing.assert_allclose(whole + rests, total, rtol=1e-9, atol=1e-9)
 
 
+def test_a_lone_rank_loses_nothing():
+    """What came with a checkpoint is added once; behind that, residuals are zeros."""
+    feedback = mpiquant.ErrorFeedback()
+    feedback.load_state_dict({"w": np.full((3, 4), 0.5, np.float32)})
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    once, twice = (
+        mpiquant.allreduce(x, comm=MPI.COMM_SELF, codec="q2", feedback=feedback, name="w")
+        for _ in range(2)
+    )
+    np.testing.assert_array_equal(once, x + 0.5)
+    np.testing.assert_array_equal(twice, x)
+    rest = feedback.residual("w")
+    assert (rest.shape, rest.dtype, rest.any()) == (x.shape, x.dtype, False)
+    state = feedback.state_dict()["w"]
+    state += 1  # a copy like any other
+    assert not feedback.residual("w").any()
+
+
 def test_faces_take_what_users_have(comm):
     from collections import namedtuple
 

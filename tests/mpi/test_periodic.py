@@ -1,5 +1,7 @@
 """Local steps and delayed averages on ranks."""
 
+import threading
+
 import numpy as np
 import pytest
 from conftest import together
@@ -108,6 +110,17 @@ def test_delayed_means_are_the_same_means(comm, staleness, codec):
             close = {"rtol": 1e-12, "atol": 1e-12} if codec == "exact" else {"atol": 0.1}
             np.testing.assert_allclose(ours[name], theirs[name], **close)
     assert alike(comm, ours)
+
+
+def test_delayed_means_come_while_the_trainer_computes(comm):
+    params = make_params()
+    delayed = DelayedAverage(SGD(params, rate=1.0), comm=comm, codec="q8")
+    delayed.step(gradients(params, comm.rank, 0))
+    came = threading.Event()
+    delayed._under_way[0].when_done(came.set)
+    with together(comm):
+        assert came.wait(30)  # nothing is called meanwhile
+    delayed.finish()
 
 
 def test_nothing_is_lost_with_several_steps_under_way(comm):
