@@ -190,7 +190,7 @@ def _with_residuals(terms: Terms, bucket: list[Item], x: Array) -> Array | None:
     known = [feedback.residual(i.entry.name) for i in bucket]
     lossy, alone = bucket[0].codec.lossy, terms.channel.size == 1
     if (alone or not lossy) and all(map(is_nothing, known)):
-        if lossy:
+        if lossy and any(k is None for k in known):
             _keep_nothing(feedback, bucket)
         return None
     rest = np.empty_like(x)

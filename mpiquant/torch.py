@@ -139,7 +139,7 @@ class DistributedOptimizer:
             gradient = parameter.grad
             assert gradient is not None
             # Whoever zeroes gradients in place accumulates in the memory of the bucket.
-            if gradient.data_ptr() == self._mean(name).data_ptr():
+            if gradient is self._mean(name):
                 self.synchronizer.ready(name)
                 return
             self.synchronizer.ready(name, as_array(gradient))
