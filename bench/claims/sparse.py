@@ -193,7 +193,7 @@ def pytorch(claims: Claims) -> None:
 
 
 FASTER, CLOSE = 5.0, 1.01
-LOSSY = ("8 bit", "4 bit", "local SGD 2 at 4 bit")
+LOSSY = ("8 bit", "4 bit", "4 bit direct", "local SGD 2 at 4 bit")
 
 
 def transformer(claims: Claims) -> None:

@@ -75,6 +75,7 @@ METHODS = {
     "bf16": _codec("bf16"),
     "8 bit": _codec("q8"),
     "4 bit": _codec("q4"),
+    "4 bit direct": _codec("q4", algorithm="direct"),
     "2 bit": _codec("q2"),
     "1 bit": _codec("q1"),
     "aqat": _codec("aqat"),
@@ -87,7 +88,6 @@ METHODS = {
     "local SGD 8": Method(every=8),
     "local SGD 2 at 8 bit": Method({"codec": "q8"}, every=2),
     "local SGD 2 at 4 bit": Method({"codec": "q4"}, every=2),
-    "delayed 8 bit": Method({"codec": "q8"}, staleness=1),
     "delayed 4 bit": Method({"codec": "q4"}, staleness=1),
 }
 
