@@ -236,10 +236,13 @@ class GradientSynchronizer:
             raise error  # fails the next step
         if name in bucket.ready or bucket.request is not None:
             raise ValueError(f"{name!r} is ready a second time in step {self.step}")
-        shape = bucket.views[name].shape
-        given = gradient.shape if type(gradient) is np.ndarray else np.shape(gradient)
-        if gradient is not None and given != shape:
-            raise ValueError(f"the gradient of {name!r} has shape {given}, the parameter {shape}")
+        if gradient is not None:
+            shape = bucket.views[name].shape
+            given = gradient.shape if type(gradient) is np.ndarray else np.shape(gradient)
+            if given != shape:
+                raise ValueError(
+                    f"the gradient of {name!r} has shape {given}, the parameter {shape}"
+                )
         return bucket
 
     @contextmanager
