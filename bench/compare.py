@@ -1,7 +1,8 @@
 """`make compare`: all ways to exchange gradients in real training, on emulated clusters.
 
 Steps to a loss are measured without a limit of the network, seconds as the median of short runs at
-each rate; both go to bench/results/compare.json.
+each rate; both go to bench/results/compare.json.  `--whole "exact,4 bit direct"` checks that: these
+ways, to the end, at the lower rate.
 As root on Linux, with .venv/mpich and .venv/torch; takes about an hour on two cores.
 """
 
@@ -75,12 +76,30 @@ def limited(model: str, rate: str, limit_s: float = 3600, **options: Any) -> Rec
     return records
 
 
+def check_whole(model: str, methods: str) -> None:
+    """Whole runs at the lower rate beside what short ones promise."""
+    options = {**RUNS[model], "seeds": 1}
+    for record in limited(model, RATES[-1], methods=methods, **options):
+        steps, seconds = len(record["losses"]), record["seconds"]
+        promised = steps * record["step_s"]
+        print(
+            f"{model}, {record['method']}, {RATES[-1]}: {steps} steps in {seconds:.0f} s, "
+            f"{seconds / promised:.3f} of steps times the median of a step, "
+            f"validation {record['validation'][-1][1]:.3f}"
+        )
+
+
 def main() -> None:
     """Measure, and store after each part, so that little is lost where one fails."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", default="conv,gpt", help="default: %(default)s")
+    parser.add_argument("--whole", metavar="WAYS", help="only check whole runs of some ways")
     parser.add_argument("--file", type=Path, default=measure.RESULTS / "compare.json")
     args = parser.parse_args()
+    if args.whole:
+        for model in args.models.split(","):
+            check_whole(model, args.whole)
+        return
     found: dict[str, Any] = {"models": {}}
     if args.file.exists():
         found = json.loads(args.file.read_text())

@@ -286,6 +286,7 @@ def run(
         "parameters": count,
         "losses": [round(float(loss), 5) for loss in means[0]],
         "validation": validated,
+        "seconds": float(np.sum(means[1])),
         "step_s": float(np.median(means[1][steps // 4 :])),
         "mean_step_s": float(np.mean(means[1][steps // 4 :])),
         "identical": not mpiquant.differing_parameters(training.parameters),
