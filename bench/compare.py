@@ -33,6 +33,9 @@ RUNS = {
     "gpt": {"steps": 500, "seeds": 1, "every": 20},
 }
 
+WHOLE = 0.8
+"""Part of its steps behind which exact training counts as ended (`compare_report.ENDS`)."""
+
 VENVS = {"conv": "mpich", "gpt": "torch"}
 
 Records = list[dict[str, Any]]
@@ -78,9 +81,10 @@ def limited(model: str, rate: str, limit_s: float = 3600, **options: Any) -> Rec
 
 def check_whole(model: str, methods: str) -> None:
     """Whole runs at the lower rate beside what short ones promise."""
-    options = {**RUNS[model], "seeds": 1}
+    steps = round(WHOLE * RUNS[model]["steps"])
+    options = {**RUNS[model], "seeds": 1, "steps": steps, "every": steps // 4}
     for record in limited(model, RATES[-1], methods=methods, **options):
-        steps, seconds = len(record["losses"]), record["seconds"]
+        seconds = record["seconds"]
         promised = steps * record["step_s"]
         print(
             f"{model}, {record['method']}, {RATES[-1]}: {steps} steps in {seconds:.0f} s, "
