@@ -49,8 +49,8 @@ def bucket_limits(total: int, asked_for: int | None = None) -> tuple[int, int]:
     total : int
         Bytes of all gradients.
     asked_for : int, optional
-        Bytes of a bucket; by default such that about all buckets can be under way at once (what does
-        not fit exactly may make one more).
+        Bytes of a bucket; by default such that about all buckets can be under way at once: there
+        may be one more, of what did not fit exactly.
     """
     limit = asked_for or max(-(-total // (OPEN_CALLS - 2)), SMALLEST_BUCKET)
     return limit, min(limit, SMALLEST_BUCKET)
