@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "lab"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs" / "examples"))
+import compare_report
 import launch
 import measure
 
@@ -32,9 +34,6 @@ RUNS = {
     "conv": {"steps": 400, "seeds": 5, "every": 20},
     "gpt": {"steps": 500, "seeds": 1, "every": 20},
 }
-
-WHOLE = 0.8
-"""Part of its steps behind which exact training counts as ended (`compare_report.ENDS`)."""
 
 VENVS = {"conv": "mpich", "gpt": "torch"}
 
@@ -80,8 +79,8 @@ def limited(model: str, rate: str, limit_s: float = 3600, **options: Any) -> Rec
 
 
 def check_whole(model: str, methods: str) -> None:
-    """Whole runs at the lower rate beside what short ones promise."""
-    steps = round(WHOLE * RUNS[model]["steps"])
+    """Runs to the end of exact training at the lower rate, beside what short ones promise."""
+    steps = round(compare_report.ENDS * RUNS[model]["steps"])
     options = {**RUNS[model], "seeds": 1, "steps": steps, "every": steps // 4}
     for record in limited(model, RATES[-1], methods=methods, **options):
         seconds = record["seconds"]
