@@ -120,11 +120,11 @@ class AdaptiveExecution(ProgramRunner):
         self.codec = codec
         self.levels = codec.levels(out.dtype)
         self.links = links
-        now = time.perf_counter()
+        self.begun_at = time.perf_counter()
         self.timed = not math.isnan(deadline)
         self.deadline = math.inf
         if self.timed:
-            self.deadline = float(with_reserve(deadline, now, codec.margin))
+            self.deadline = float(with_reserve(deadline, self.begun_at, codec.margin))
         self.values_left = program.raw_nbytes // out.itemsize
         self.values_chosen = self.bits_chosen = 0
         self.heard: dict[int, float] = {}  # bandwidths of slowest links, as peers know them
@@ -184,13 +184,18 @@ class AdaptiveExecution(ProgramRunner):
         self.stats.decode_s += self.decode_s
 
     def _verdict(self) -> int:
-        """Whether its bits should have been more, 1, or fewer, -1; 0 if neither."""
+        """Whether its bits should have been more, 1, or fewer, -1; 0 if neither.
+
+        Fewer would not have helped a call that was late by its latencies, or by waiting for others.
+        """
         if not self.timed or not self.values_chosen:
             return 0
         mean_bits = self.bits_chosen / self.values_chosen
-        if time.perf_counter() < self.deadline:
+        now = time.perf_counter()
+        if now < self.deadline:
             return int(mean_bits < self.codec.highest)
-        return -int(mean_bits > self.codec.lowest)
+        wire_s = self.bits_chosen / 8.0 / self.links.bandwidth(self.lowest)
+        return -int(mean_bits > self.codec.lowest and wire_s > (now - self.begun_at) / 2)
 
     def abandon(self) -> None:
         """Send nothing more, since the call is over; perhaps it has failed."""

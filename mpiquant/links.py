@@ -318,7 +318,8 @@ class Links:
             link.out.bandwidth = bandwidth
         else:
             # The peer has seen too little yet; the time of the round trip tells a lower bound.
-            link.out.add(part.nbytes, now - part.sent_at, idle=True)
+            # That of a short part is latency, which longer ones have as well.
+            link.out.add(max(part.nbytes, LEAST_NBYTES), now - part.sent_at, idle=True)
 
     # ---- measuring ----
 

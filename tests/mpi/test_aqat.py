@@ -50,6 +50,22 @@ def test_with_much_time_all_is_exact(comm, algorithm):
             assert {stats.partial_bits, stats.final_bits} - {None} == {32}
 
 
+@pytest.mark.parametrize("few", [1, 64])
+def test_calls_that_waited_for_others_say_nothing_of_the_links(comm, few):
+    """They had bits to spare, so a call with much time and many values still has all it can."""
+    fresh = comm.Dup()
+    with mpiquant.options(codec="aqat", algorithm="ring", min_size=0):
+        for _ in range(60):
+            time.sleep(0.004 * (comm.rank == 0))
+            mpiquant.allreduce(np.ones(few, np.float32), comm=fresh, budget_s=2e-3)
+        many = np.ones(200_000, np.float32)
+        _, stats = mpiquant.allreduce(many, comm=fresh, budget_s=20.0, stats=True)
+    fresh.Free()
+    with together(comm):
+        if comm.size > 1:
+            assert stats.partial_bits >= 8
+
+
 def test_without_time_the_lowest_level_is_taken(comm):
     x, right = normals(comm, 200_000)
     for _ in range(3):
