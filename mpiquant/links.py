@@ -34,6 +34,10 @@ LATE_S = 3e-3
 """Where the bandwidth is a guess, a part that is not acknowledged so long after its time shows that
 the link is full."""
 
+SURE_S = 50e-3
+"""For so long a link is taken to move, at least, what round trips have shown.  Arrivals are noted
+late where ranks share cores, which shows in acknowledgements too, but not in the quickest."""
+
 DUE_S, HOLD_S = 2e-3, 30e-3
 """A short call that is due so soon, or was due so short a time ago, holds up all that are due
 later."""
@@ -87,6 +91,18 @@ class _Part(NamedTuple):
     """When it should have arrived; NaN if nothing is known of the link."""
     answered: bool
     """Whether the peer will tell when it has."""
+    since: float
+    """When the first was sent of those that were under way then and are answered; else itself."""
+    behind: int
+    """Bytes of all those and its own."""
+
+    def least(self, now: float, in_order: bool) -> float:
+        """Bytes per second that the link has moved at least, as its answer comes.
+
+        Those that were sent before have come as well, if their answers did.
+        """
+        own = self.nbytes / (now - self.sent_at)
+        return max(own, self.behind / (now - self.since)) if in_order else own
 
 
 class Link:
@@ -98,7 +114,8 @@ class Link:
         self.nbytes = 0  # under way
         self.blocked = False  # whether the next part had to wait for the link
         self.guessed = False  # whether the peer has seen no full link of late
-        self.out = Throughput()  # as the peer measures it
+        self.out = Throughput()  # as the peer measures it, or better known by round trips
+        self._least, self._least_until = 0.0, -math.inf
 
     def is_full(self, now: float) -> bool:
         """Whether a part sent now will come behind others."""
@@ -110,13 +127,30 @@ class Link:
         """Note a part on its way."""
         begin = max(now, self.under_way[-1].expected_at) if self.under_way else now
         expected_at = begin + nbytes / self.out.bandwidth
-        self.under_way.append(_Part(key, nbytes, now, expected_at, answered))
+        since, behind = now, nbytes
+        for part in self.under_way:
+            if part.answered:
+                since, behind = min(since, part.sent_at), behind + part.nbytes
+        self.under_way.append(_Part(key, nbytes, now, expected_at, answered, since, behind))
         self.nbytes += nbytes
 
     def arrived(self, part: _Part) -> None:
         """Note that a part is under way no more."""
         self.under_way.remove(part)
         self.nbytes -= part.nbytes
+
+    def measured(self, part: _Part, now: float, bandwidth: float) -> None:
+        """Note what the peer measured; NaN if it has seen too little yet."""
+        before = next((p.sent_at for p in self.under_way if p.answered), math.inf)
+        least = part.least(now, before >= part.sent_at) if now > part.sent_at else 0.0
+        if least >= self._least or now > self._least_until:
+            self._least, self._least_until = least, now + SURE_S
+        if bandwidth == bandwidth:
+            self.out.bandwidth = max(bandwidth, self._least)
+        else:
+            # The time of the round trip tells a lower bound.  That of a short part is latency,
+            # which longer ones have as well.
+            self.out.add(max(part.nbytes, LEAST_NBYTES), now - part.sent_at, idle=True)
 
     def expire(self, now: float) -> None:
         """Forget parts that should have arrived, of those that are not acknowledged."""
@@ -314,12 +348,7 @@ class Links:
         part = next(part for part in link.under_way if part.key == key)
         link.arrived(part)
         self._changed = True
-        if bandwidth == bandwidth:
-            link.out.bandwidth = bandwidth
-        else:
-            # The peer has seen too little yet; the time of the round trip tells a lower bound.
-            # That of a short part is latency, which longer ones have as well.
-            link.out.add(max(part.nbytes, LEAST_NBYTES), now - part.sent_at, idle=True)
+        link.measured(part, now, bandwidth)
 
     # ---- measuring ----
 

@@ -18,6 +18,7 @@ from mpiquant.links import (
     PART_S,
     ROOM_S,
     SAMPLE_S,
+    SURE_S,
     UNACKNOWLEDGED,
     UNSURE_CALLS,
     Links,
@@ -159,8 +160,25 @@ def test_the_earliest_deadline_goes_first_and_few_parts_are_under_way():
     links.pump(0.001)
     assert sent[2:] == [("early", True), ("late", True), ("late", True)]
     for _ in range(2):
-        links.acknowledged(1, "early", 0.02, 5000.0)
-    assert links.bandwidth(links.to(1).out.bandwidth) == 5000.0
+        links.acknowledged(1, "early", 0.02 + SURE_S, 50_000.0)
+    assert links.bandwidth(links.to(1).out.bandwidth) == 50_000.0
+
+
+def test_round_trips_show_what_a_link_moves_at_least():
+    """Whatever a peer that was held up may have measured, and for a while."""
+    links, sent = Links(), []
+    links.queue(1, _Message("a", 1.0, 5, sent))
+    links.to(1).out.bandwidth = 1e6
+    links.pump(0.0)
+    assert len(sent) == 5
+    links.acknowledged(1, "a", 0.002, 1e3)
+    assert links.to(1).out.bandwidth == 1000 / 0.002
+    links.acknowledged(1, "a", 0.003, 1e3)  # 2000 bytes have come by then
+    assert links.to(1).out.bandwidth == 2000 / 0.003
+    links.acknowledged(1, "a", 0.003 + SURE_S / 2, 1e3)
+    assert links.to(1).out.bandwidth == 2000 / 0.003
+    links.acknowledged(1, "a", 0.004 + SURE_S, 1e3)
+    assert links.to(1).out.bandwidth == pytest.approx(4000 / (0.004 + SURE_S))
 
 
 def test_a_fast_link_takes_more_parts():
@@ -396,11 +414,12 @@ def test_a_slow_link_is_known_to_all(monkeypatch):
     cluster = Cluster(monkeypatch, size, lambda rank: Trace((0.0,), (mbits[rank] * MBIT,)))
     values = 2 * (size - 1) * count / size
     budget_s = values * 4.5 / (8 * 50 * MBIT)
-    for _ in range(3):
+    for _ in range(6):
         _, stats, taken = cluster.allreduce(normals(size, count), budget_s)
-    assert taken <= 1.1 * budget_s
+    assert taken <= 1.15 * budget_s  # some ranks are ahead of the slow one, and see time left
     for stat in stats:
-        assert abs(stat.partial_bits - stat.final_bits) <= 2
+        assert abs(stat.partial_bits - stat.final_bits) <= 2.1
+        assert 3.5 <= (stat.partial_bits + stat.final_bits) / 2 <= 5.5
 
 
 def test_the_bits_recover_with_the_link(monkeypatch):
