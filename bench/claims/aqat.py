@@ -156,19 +156,19 @@ PERIOD_S = 12.0
 SLOWEST = 100e6
 
 
-def changing() -> list[replay.Change]:
-    """Steps between 1 Gbit/s, 300 and 100 Mbit/s, and one slow link out of four."""
+def changing(hosts: int = HOSTS) -> list[replay.Change]:
+    """Steps between 1 Gbit/s, 300 and 100 Mbit/s, and one slow link out of all."""
     changes = []
     for begin in np.arange(0.0, 120.0, PERIOD_S):
         for at_s, rate in ((0, 1e9), (3, 300e6), (6, 100e6), (9, 1e9)):
             changes.append(replay.Change(begin + at_s, int(rate), None))
-        changes.append(replay.Change(begin + 9, int(SLOWEST), HOSTS - 1))
+        changes.append(replay.Change(begin + 9, int(SLOWEST), hosts - 1))
     return changes
 
 
-def step_for_two_bits() -> float:
+def step_for_two_bits(hosts: int = HOSTS) -> float:
     """Computation of a step in which 2 bits just hide on the slowest link."""
-    values = 2 * (HOSTS - 1) / HOSTS * sum(LAYERS)
+    values = 2 * (hosts - 1) / hosts * sum(LAYERS)
     # Nothing hides before the first gradient of a step, a twelfth of it, nor behind the last
     # one's need, two thirds of a twelfth; and a tenth is in reserve.
     return values * (2 + 32 / 512) / 8 * FRAMING / (SLOWEST / 8) * 1.25
