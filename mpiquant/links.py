@@ -38,6 +38,10 @@ SURE_S = 50e-3
 """For so long a link is taken to move, at least, what round trips have shown.  Arrivals are noted
 late where ranks share cores, which shows in acknowledgements too, but not in the quickest."""
 
+BURST_S = 4e-3
+"""Shorter round trips count as if they had taken so long: after a pause, many links let a burst of a
+millisecond or so pass at once."""
+
 DUE_S, HOLD_S = 2e-3, 30e-3
 """A short call that is due so soon, or was due so short a time ago, holds up all that are due
 later."""
@@ -101,8 +105,8 @@ class _Part(NamedTuple):
 
         Those that were sent before have come as well, if their answers did.
         """
-        own = self.nbytes / (now - self.sent_at)
-        return max(own, self.behind / (now - self.since)) if in_order else own
+        own = self.nbytes / max(now - self.sent_at, BURST_S)
+        return max(own, self.behind / max(now - self.since, BURST_S)) if in_order else own
 
 
 class Link:
@@ -142,7 +146,7 @@ class Link:
     def measured(self, part: _Part, now: float, bandwidth: float) -> None:
         """Note what the peer measured; NaN if it has seen too little yet."""
         before = next((p.sent_at for p in self.under_way if p.answered), math.inf)
-        least = part.least(now, before >= part.sent_at) if now > part.sent_at else 0.0
+        least = part.least(now, before >= part.sent_at)
         if least >= self._least or now > self._least_until:
             self._least, self._least_until = least, now + SURE_S
         if bandwidth == bandwidth:

@@ -11,6 +11,7 @@ from mpiquant import adaptive
 from mpiquant.codecs import AqatCodec, UniformCodec, by_name
 from mpiquant.collectives import ALGORITHMS
 from mpiquant.links import (
+    BURST_S,
     GROWTH,
     HOLD_S,
     LEAST_ROOM_S,
@@ -171,14 +172,14 @@ def test_round_trips_show_what_a_link_moves_at_least():
     links.to(1).out.bandwidth = 1e6
     links.pump(0.0)
     assert len(sent) == 5
-    links.acknowledged(1, "a", 0.002, 1e3)
-    assert links.to(1).out.bandwidth == 1000 / 0.002
-    links.acknowledged(1, "a", 0.003, 1e3)  # 2000 bytes have come by then
-    assert links.to(1).out.bandwidth == 2000 / 0.003
-    links.acknowledged(1, "a", 0.003 + SURE_S / 2, 1e3)
-    assert links.to(1).out.bandwidth == 2000 / 0.003
-    links.acknowledged(1, "a", 0.004 + SURE_S, 1e3)
-    assert links.to(1).out.bandwidth == pytest.approx(4000 / (0.004 + SURE_S))
+    links.acknowledged(1, "a", 0.001, 1e3)
+    assert links.to(1).out.bandwidth == 1000 / BURST_S
+    links.acknowledged(1, "a", 0.005, 1e3)  # 2000 bytes have come by then
+    assert links.to(1).out.bandwidth == 2000 / 0.005
+    links.acknowledged(1, "a", 0.005 + SURE_S / 2, 1e3)
+    assert links.to(1).out.bandwidth == 2000 / 0.005
+    links.acknowledged(1, "a", 0.006 + SURE_S, 1e3)
+    assert links.to(1).out.bandwidth == pytest.approx(4000 / (0.006 + SURE_S))
 
 
 def test_a_fast_link_takes_more_parts():
