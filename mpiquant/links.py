@@ -39,8 +39,8 @@ SURE_S = 50e-3
 late where ranks share cores, which shows in acknowledgements too, but not in the quickest."""
 
 BURST_S = 4e-3
-"""Shorter round trips count as if they had taken so long: after a pause, many links let a burst of a
-millisecond or so pass at once."""
+"""Shorter round trips count as if they had taken so long: after a pause, many links let a burst of
+a millisecond or so pass at once."""
 
 DUE_S, HOLD_S = 2e-3, 30e-3
 """A short call that is due so soon, or was due so short a time ago, holds up all that are due

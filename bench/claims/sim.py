@@ -188,14 +188,15 @@ def adaptive(claims: Claims) -> None:
             ("1 Gbit/s", "1gbit", 0.15 * scale, None),
             ("changing", "1gbit", aqat.step_for_two_bits(hosts), aqat.changing(hosts)),
         ):
-            _compare(claims, f"aqat, {hosts} hosts, {name}", hosts, hosts <= cores, rate, step_s, changes)
+            training = hosts, rate, step_s, changes
+            _compare(claims, f"aqat, {hosts} hosts, {name}", hosts <= cores, *training)
 
 
 def _compare(
     claims: Claims,
     name: str,
-    hosts: int,
     judged: bool,
+    hosts: int,
     rate: str,
     step_s: float,
     changes: list[Any] | None,
