@@ -137,7 +137,9 @@ def test_a_rank_that_differs_is_named_on_the_short_way(comm):
 def test_two_ranks_of_a_node_swap_arrays_of_any_length(
     comm, nbytes, in_place, op, way, monkeypatch
 ):
-    if way is not None and comm.size == 2:  # pieces in every MPI
+    if way is not None and comm.size != 2:
+        pytest.skip("only two ranks swap")
+    if way is not None:  # pieces in every MPI
         monkeypatch.setattr("mpiquant.calls.swap_of", lambda *args: way)
         # Not the short way, which knows such calls from before.
         monkeypatch.setattr("mpiquant.quick.reduce", lambda *args: None)
