@@ -194,8 +194,8 @@ class AdaptiveExecution(ProgramRunner):
         now = time.perf_counter()
         if now < self.deadline:
             return int(mean_bits < self.codec.highest)
-        wire_s = self.bits_chosen / 8.0 / self.links.bandwidth(self.lowest)
-        return -int(mean_bits > self.codec.lowest and wire_s > (now - self.begun_at) / 2)
+        moved = self.links.bandwidth(self.lowest) * (now - self.begun_at)
+        return -int(mean_bits > self.codec.lowest and self.bits_chosen / 8 > moved / 2)
 
     def abandon(self) -> None:
         """Send nothing more, since the call is over; perhaps it has failed."""

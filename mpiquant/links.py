@@ -131,10 +131,9 @@ class Link:
         """Note a part on its way."""
         begin = max(now, self.under_way[-1].expected_at) if self.under_way else now
         expected_at = begin + nbytes / self.out.bandwidth
-        since, behind = now, nbytes
-        for part in self.under_way:
-            if part.answered:
-                since, behind = min(since, part.sent_at), behind + part.nbytes
+        before = [part for part in self.under_way if part.answered]
+        since = before[0].sent_at if before else now
+        behind = nbytes + sum(part.nbytes for part in before)
         self.under_way.append(_Part(key, nbytes, now, expected_at, answered, since, behind))
         self.nbytes += nbytes
 
